@@ -1,0 +1,8 @@
+"""Every error about an argument is raised here: the fast functions and their reference twins share these checks."""
+
+from .attention import Args, attention_args
+from .scalars import check_num_threads, integer
+from .stages import SoftmaxArgs, WeightedSumArgs, softmax_args, weighted_sum_args
+
+__all__ = ["Args", "attention_args", "SoftmaxArgs", "softmax_args", "WeightedSumArgs", "weighted_sum_args",
+           "check_num_threads", "integer"]

@@ -1,0 +1,152 @@
+"""Check the arguments of attention, attention_scores and attention_weights, and hold what was found."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import options, scalars
+from .arrays import FLOAT32, FLOAT64, accumulator, float_array, promoted
+from .output import check_out
+
+
+class Args:
+    """Checked arguments: views in (..., heads, length, dim) order, sizes, and options that are None when off.
+
+    Arrays keep their own shape, strides and alignment: batch axes and broadcast options are not expanded.
+    """
+
+    __slots__ = (
+        "query", "key", "value", "two_d", "layout", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim",
+        "value_dim", "dtype", "acc", "mask", "key_mask", "bias", "causal", "window", "q_offset", "scale", "softcap",
+        "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths", "want", "out", "num_threads")
+
+    @property
+    def out_shape(self) -> tuple:
+        """Shape of the output as the user sees it."""
+        if self.two_d:
+            return self.q_len, self.value_dim
+        if self.layout == "bnhd":
+            return *self.batch, self.q_len, self.q_heads, self.value_dim
+        return *self.batch, self.q_heads, self.q_len, self.value_dim
+
+    @property
+    def lse_shape(self) -> tuple:
+        """Shape of what there is one of for each row."""
+        return (self.q_len,) if self.two_d else (*self.batch, self.q_heads, self.q_len)
+
+    @property
+    def weights_shape(self) -> tuple:
+        """Shape of scores and weights."""
+        return *self.lse_shape, self.kv_len
+
+
+def attention_args(query, key, value, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
+                   scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
+                   q_lengths=None, kv_lengths=None, layout="bhnd", want=(), out=None, num_threads=None, stage=None):
+    """Check everything and return it as `Args`; `value` is None where a function has none.
+
+    The tests for None keep a call without options cheap: this runs before every attention, however small.
+    """
+    a = Args()
+    a.layout = layout if layout == "bhnd" else scalars.check_choice("layout", layout, scalars.LAYOUTS)
+    _check_inputs(a, query, key, value)
+    a.causal = causal if causal is False or causal is True else scalars.check_causal(causal)
+    a.scale = scalars.check_scale(scale, a.head_dim, a.acc)
+    a.softcap = None if softcap is None else scalars.check_softcap(softcap, a.acc)
+    a.window = None if window is None else scalars.check_window(window)
+    a.mask = None if mask is None else options.check_mask(mask, a)
+    a.key_mask = None if key_mask is None else options.check_key_mask(key_mask, a)
+    a.bias = None if bias is None else options.check_bias(bias, a)
+    a.q_offset = None if q_offset is None else options.check_q_offset(q_offset, a)
+    a.alibi_slopes = None if alibi_slopes is None else options.check_alibi_slopes(alibi_slopes, a)
+    a.sinks = None if sinks is None else options.check_sinks(sinks, a)
+    a.q_segments = a.k_segments = None
+    if q_segments is not None or k_segments is not None:
+        a.q_segments, a.k_segments = options.check_segments(q_segments, k_segments, a)
+    a.q_lengths = None if q_lengths is None else options.check_lengths("q_lengths", q_lengths, a.q_len, a)
+    a.kv_lengths = None if kv_lengths is None else options.check_lengths("kv_lengths", kv_lengths, a.kv_len, a)
+    a.want = () if want == () else scalars.check_want(want)
+    a.num_threads = None if num_threads is None else scalars.check_num_threads(num_threads)
+    if stage is not None:
+        scalars.check_choice("stage", stage, scalars.STAGES)
+    a.out = out
+    if out is not None:
+        check_out(out, a.out_shape, a.dtype, dict(
+            query=query, key=key, value=value, mask=mask, key_mask=key_mask, bias=bias, q_offset=q_offset,
+            alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments, k_segments=k_segments,
+            q_lengths=q_lengths, kv_lengths=kv_lengths))
+    return a
+
+
+def _check_inputs(a: Args, query, key, value) -> None:
+    """Fill in the views, sizes and dtypes."""
+    query = float_array("query", query)
+    key = float_array("key", key)
+    if value is not None:
+        value = float_array("value", value)
+    dtype = query.dtype
+    if dtype is FLOAT32 and key.dtype is FLOAT32 and (value is None or value.dtype is FLOAT32):
+        a.dtype = a.acc = FLOAT32
+    else:
+        a.dtype = promoted(dtype, key.dtype, dtype if value is None else value.dtype)
+        a.acc = accumulator(a.dtype)
+
+    a.two_d = query.ndim == 2
+    if query.ndim < 3 or key.ndim < 3 or (value is not None and value.ndim < 3):
+        _check_ranks(a.layout, query, key, value)
+        query, key, value = query[None], key[None], None if value is None else value[None]
+    elif a.layout == "bnhd":
+        query, key = query.swapaxes(-2, -3), key.swapaxes(-2, -3)
+        value = None if value is None else value.swapaxes(-2, -3)
+    a.query, a.key, a.value = query, key, value
+
+    *batch, a.q_heads, a.q_len, a.head_dim = query.shape
+    *key_batch, a.kv_heads, a.kv_len, head_dim = key.shape
+    if value is None:
+        value_batch, value_heads, value_len, a.value_dim = key_batch, a.kv_heads, a.kv_len, 0
+    else:
+        *value_batch, value_heads, value_len, a.value_dim = value.shape
+    if head_dim != a.head_dim:
+        raise ValueError(f"key has head_dim {head_dim}, query has {a.head_dim}; wanted equal: {_shapes(a)}")
+    if value_len != a.kv_len:
+        raise ValueError(f"value has length {value_len}, key has {a.kv_len}; wanted equal: {_shapes(a)}")
+    if value_heads != a.kv_heads:
+        raise ValueError(f"value has {value_heads} heads, key has {a.kv_heads}; wanted equal: {_shapes(a)}")
+    check_groups("query", a.q_heads, "key", a.kv_heads)
+    if batch == key_batch == value_batch:
+        a.batch = tuple(batch)
+    else:
+        a.batch = broadcast_batch(_shapes(a), batch, key_batch, value_batch)
+
+
+def _check_ranks(layout: str, query, key, value) -> None:
+    """Raise unless all are 2-D and the layout allows it."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x is not None and x.ndim != 2:
+            raise ValueError(f"{name} has {x.ndim} axes, shape {x.shape}; wanted (length, dim) for all of query, key "
+                             "and value, or (batch..., heads, length, dim) for all")
+    if layout == "bnhd":
+        raise ValueError(f"query has 2 axes, shape {query.shape}; layout='bnhd' wanted (batch..., length, heads, dim)")
+
+
+def check_groups(q_name: str, q_heads: int, kv_name: str, kv_heads: int) -> None:
+    """Raise unless every key and value head serves the same number of query heads."""
+    if q_heads != kv_heads and (kv_heads == 0 or q_heads % kv_heads):
+        raise ValueError(f"{q_name} has {q_heads} heads, {kv_name} has {kv_heads}; wanted a multiple: each {kv_name} "
+                         f"head serves equally many {q_name} heads")
+
+
+def broadcast_batch(shapes: str, *batches) -> tuple:
+    """The NumPy broadcast of the leading axes."""
+    try:
+        return np.broadcast_shapes(*map(tuple, batches))
+    except ValueError:
+        raise ValueError(f"the batch axes do not broadcast together: {shapes}") from None
+
+
+def _shapes(a: Args) -> str:
+    """The shapes of the inputs as the user gave them."""
+    shapes = {name: getattr(a, name) for name in ("query", "key", "value") if getattr(a, name) is not None}
+    if a.layout == "bnhd":
+        shapes = {name: x.swapaxes(-2, -3) for name, x in shapes.items()}
+    return ", ".join(f"{name} {x.shape[1:] if a.two_d else x.shape}" for name, x in shapes.items())

@@ -1,0 +1,104 @@
+"""Check the options of attention that are arrays against the sizes of its inputs."""
+
+from __future__ import annotations
+
+import numbers
+
+import numpy as np
+
+from .arrays import as_array, check_fits, describe, float_array, native_floats, saturated
+from .scalars import MAX_OFFSET, integer
+
+INT64 = np.dtype(np.int64)
+
+
+def check_mask(mask, a) -> np.ndarray:
+    """The mask, True where a row may see a key."""
+    mask = _bools("mask", mask, "; an additive float mask goes to bias=, a 0/1 mask is mask.astype(bool)")
+    check_fits("mask", mask.shape, *_score_axes(a))
+    return mask
+
+
+def check_key_mask(key_mask, a) -> np.ndarray:
+    """The mask that holds for all rows of a batch element."""
+    key_mask = _bools("key_mask", key_mask, "; a 0/1 mask is key_mask.astype(bool)")
+    check_fits("key_mask", key_mask.shape, (*a.batch, a.kv_len), "(batch..., kv_len)", exact=1)
+    return key_mask
+
+
+def check_bias(bias, a) -> np.ndarray:
+    """The bias in its own float dtype and strides."""
+    bias = native_floats("bias", bias, "; a boolean or 0/1 mask, True = attend, goes to mask=")
+    check_fits("bias", bias.shape, *_score_axes(a))
+    return bias
+
+
+def check_q_offset(q_offset, a) -> int | np.ndarray:
+    """The position of the first query row: an int for all, or an array over the batch."""
+    offsets = _integers("q_offset", q_offset, -MAX_OFFSET, MAX_OFFSET)
+    check_fits("q_offset", offsets.shape, a.batch, "an integer or (batch...)")
+    return offsets if offsets.ndim else int(offsets)
+
+
+def check_lengths(name: str, lengths, length: int, a) -> np.ndarray:
+    """Valid counts of right-padded batch elements, 0 to `length`."""
+    lengths = _integers(name, lengths, 0, length)
+    check_fits(name, lengths.shape, a.batch, "an integer or (batch...)")
+    return lengths
+
+
+def check_segments(q_segments, k_segments, a) -> tuple[np.ndarray, np.ndarray]:
+    """The segment ids of rows and of keys."""
+    if q_segments is None or k_segments is None:
+        given, missing = ("k_segments", "q_segments") if q_segments is None else ("q_segments", "k_segments")
+        raise ValueError(f"{given} was given and {missing} was not; wanted both or neither")
+    q_segments = _integers("q_segments", q_segments)
+    k_segments = _integers("k_segments", k_segments)
+    check_fits("q_segments", q_segments.shape, (*a.batch, a.q_len), "(batch..., q_len)", exact=1)
+    check_fits("k_segments", k_segments.shape, (*a.batch, a.kv_len), "(batch..., kv_len)", exact=1)
+    return q_segments, k_segments
+
+
+def check_alibi_slopes(slopes, a) -> np.ndarray:
+    """One slope per query head, of each batch element if it has the batch axes."""
+    slopes = _logits("alibi_slopes", slopes, a)
+    check_fits("alibi_slopes", slopes.shape, (*a.batch, a.q_heads), "(q_heads,) or (batch..., q_heads)", exact=1)
+    return slopes
+
+
+def check_sinks(sinks, a) -> np.ndarray:
+    """One logit per query head."""
+    sinks = _logits("sinks", sinks, a)
+    check_fits("sinks", sinks.shape, (a.q_heads,), "(q_heads,)", exact=1)
+    return sinks
+
+
+def _score_axes(a) -> tuple[tuple, str]:
+    if a.two_d:
+        return (a.q_len, a.kv_len), "(q_len, kv_len)"
+    return (*a.batch, a.q_heads, a.q_len, a.kv_len), "(batch..., q_heads, q_len, kv_len)"
+
+
+def _bools(name: str, x, advice: str) -> np.ndarray:
+    x = as_array(name, x)
+    if x.dtype != bool:
+        raise TypeError(f"{name} must be bool, True = attend, got {describe(x)}{advice}")
+    return x
+
+
+def _integers(name: str, x, low: int = -2**63, high: int = 2**63 - 1) -> np.ndarray:
+    """`x` as int64, every element from `low` to `high`."""
+    if isinstance(x, numbers.Integral):
+        return np.array(integer(name, x, low, high), INT64)
+    x = as_array(name, x)
+    if x.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be an integer or an array of integers, got {describe(x)}")
+    if x.size and not (low <= int(x.min()) and int(x.max()) <= high):
+        raise ValueError(f"{name} must be from {low} to {high}, got values from {x.min()} to {x.max()}")
+    return x.astype(INT64, copy=False)
+
+
+def _logits(name: str, x, a) -> np.ndarray:
+    """Floats in the accumulation dtype; the single head of 2-D inputs may have a scalar."""
+    x = saturated(float_array(name, x), a.acc)
+    return x.reshape(1) if a.two_d and x.ndim == 0 else x

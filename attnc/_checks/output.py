@@ -1,0 +1,46 @@
+"""Check the array that a caller gives to receive the result."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .arrays import as_array, describe
+
+OVERLAP_WORK = 100_000  # steps for the exact answer whether two arrays overlap; the question is hard in theory only
+
+
+def check_out(out, shape: tuple, dtype: np.dtype, inputs: dict, in_place: str | None = None) -> None:
+    """Raise unless `out` can take a result of `shape` and `dtype` and shares no memory with `inputs`.
+
+    The input named `in_place` may be the very same elements as `out`.
+    """
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise TypeError(f"out must be a numpy.ndarray of dtype {dtype.name} and shape {shape}, got {describe(out)}")
+    if not out.dtype.isnative:
+        raise TypeError(f"out must have native byte order, got dtype {out.dtype.str}; wanted {dtype.str}")
+    if out.dtype != dtype:
+        raise TypeError(f"out has dtype {out.dtype.name}; wanted {dtype.name}, the dtype of the result")
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}; wanted {shape}")
+    if not out.flags.writeable:
+        raise ValueError("out is read-only; wanted a writable array")
+    if any(stride == 0 and length > 1 for stride, length in zip(out.strides, out.shape)):
+        raise ValueError(f"out has strides {out.strides} for shape {shape}: elements share memory; "
+                         "wanted an array with a place for each element")
+    for name, x in inputs.items():
+        if x is None or (name == in_place and _same_elements(out, x)):
+            continue
+        if _overlap(out, as_array(name, x)):
+            raise ValueError(f"out shares memory with {name}; wanted memory of its own")
+
+
+def _same_elements(out: np.ndarray, x) -> bool:
+    return (isinstance(x, np.ndarray) and x.dtype == out.dtype and x.shape == out.shape and x.strides == out.strides
+            and x.__array_interface__["data"][0] == out.__array_interface__["data"][0])
+
+
+def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
+    try:
+        return np.shares_memory(a, b, max_work=OVERLAP_WORK)
+    except np.exceptions.TooHardError:
+        return True

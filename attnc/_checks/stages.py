@@ -1,0 +1,106 @@
+"""Check the arguments of the stand-alone stages: softmax, log_softmax and weighted_sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .arrays import accumulator, as_array, check_fits, describe, float_array, promoted
+from .attention import broadcast_batch, check_groups
+from .output import check_out
+from .scalars import check_num_threads, integer
+
+
+@dataclass(slots=True)
+class SoftmaxArgs:
+    """Checked arguments of softmax; `axes` are normalised to be non-negative and sorted."""
+
+    x: np.ndarray
+    axes: tuple
+    where: np.ndarray | None
+    out: np.ndarray | None
+    dtype: np.dtype
+    acc: np.dtype
+    num_threads: int | None
+
+
+@dataclass(slots=True)
+class WeightedSumArgs:
+    """Checked arguments of weighted_sum; arrays have a heads axis and keep their own batch axes."""
+
+    weights: np.ndarray
+    value: np.ndarray
+    two_d: bool
+    batch: tuple
+    q_heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    value_dim: int
+    dtype: np.dtype
+    acc: np.dtype
+    out: np.ndarray | None
+    out_shape: tuple
+    num_threads: int | None
+
+
+def softmax_args(x, axis, where, out, num_threads) -> SoftmaxArgs:
+    """Check the arguments of softmax and log_softmax; `out` may be `x` itself."""
+    values = float_array("x", x)
+    axes = _axes(axis, values.ndim)
+    keep = where
+    if where is not None:
+        keep = as_array("where", where)
+        if keep.dtype != bool:
+            raise TypeError(f"where must be bool, True = take part, got {describe(keep)}")
+        check_fits("where", keep.shape, values.shape, "the shape of x")
+    if num_threads is not None:
+        num_threads = check_num_threads(num_threads)
+    if out is not None:
+        check_out(out, values.shape, values.dtype, dict(x=x, where=where), in_place="x")
+    return SoftmaxArgs(values, axes, keep, out, values.dtype, accumulator(values.dtype), num_threads)
+
+
+def _axes(axis, ndim: int) -> tuple:
+    if axis is None:
+        return tuple(range(ndim))
+    axes = [_axis(one, ndim) for one in (axis if isinstance(axis, (tuple, list)) else (axis,))]
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"axis names an axis twice, got {axis} for {ndim} axes; wanted each once")
+    return tuple(sorted(axes))
+
+
+def _axis(axis, ndim: int) -> int:
+    if ndim == 0:
+        raise ValueError(f"axis must be None or () for a scalar x, got {axis!r}")
+    axis = integer("axis", axis, -ndim, ndim - 1)
+    return axis % ndim
+
+
+def weighted_sum_args(weights, value, out, num_threads) -> WeightedSumArgs:
+    """Check weights (..., q_heads, q_len, kv_len) against value (..., kv_heads, kv_len, value_dim)."""
+    given = dict(weights=weights, value=value)
+    weights, value = float_array("weights", weights), float_array("value", value)
+    two_d = weights.ndim == value.ndim == 2
+    for name, x in (("weights", weights), ("value", value)):
+        if x.ndim < 3 and not two_d:
+            raise ValueError(f"{name} has {x.ndim} axes, shape {x.shape}; wanted weights (q_len, kv_len) with value "
+                             "(kv_len, dim), or both with (batch..., heads) in front")
+    if two_d:
+        weights, value = weights[None], value[None]
+    shapes = f"weights {weights.shape[two_d:]}, value {value.shape[two_d:]}"
+    *batch, q_heads, q_len, kv_len = weights.shape
+    *value_batch, kv_heads, value_len, value_dim = value.shape
+    if value_len != kv_len:
+        raise ValueError(f"value has length {value_len}, weights has {kv_len} keys; wanted equal: {shapes}")
+    check_groups("weights", q_heads, "value", kv_heads)
+    batch = broadcast_batch(shapes, batch, value_batch)
+    dtype = promoted(weights.dtype, value.dtype)
+    out_shape = (q_len, value_dim) if two_d else (*batch, q_heads, q_len, value_dim)
+    if num_threads is not None:
+        num_threads = check_num_threads(num_threads)
+    if out is not None:
+        check_out(out, out_shape, dtype, given)
+    return WeightedSumArgs(weights, value, two_d, batch, q_heads, kv_heads, q_len, kv_len, value_dim, dtype,
+                           accumulator(dtype), out, out_shape, num_threads)
