@@ -106,4 +106,5 @@ def check_fits(name: str, shape: tuple, target: tuple, axes: str, exact: int = 0
         wanted = target[missing + i]
         fits = fits and (shape[i] == wanted or (shape[i] == 1 and i < len(shape) - exact))
     if not fits:
-        raise ValueError(f"{name} has shape {shape}; wanted {axes} = {target}, or a shape that broadcasts to it")
+        or_less = ", or a shape that broadcasts to it" if exact < len(target) else ""
+        raise ValueError(f"{name} has shape {shape}; wanted {axes} = {target}{or_less}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from . import options, scalars
@@ -112,11 +114,12 @@ def _check_inputs(a: Args, query, key, value) -> None:
         raise ValueError(f"value has length {value_len}, key has {a.kv_len}; wanted equal: {_shapes(a)}")
     if value_heads != a.kv_heads:
         raise ValueError(f"value has {value_heads} heads, key has {a.kv_heads}; wanted equal: {_shapes(a)}")
-    check_groups("query", a.q_heads, "key", a.kv_heads)
+    if a.q_heads != a.kv_heads:
+        check_groups("query", a.q_heads, "key", a.kv_heads, lambda: _shapes(a))
     if batch == key_batch == value_batch:
         a.batch = tuple(batch)
     else:
-        a.batch = broadcast_batch(_shapes(a), batch, key_batch, value_batch)
+        a.batch = broadcast_batch(lambda: _shapes(a), batch, key_batch, value_batch)
 
 
 def _check_ranks(layout: str, query, key, value) -> None:
@@ -129,19 +132,19 @@ def _check_ranks(layout: str, query, key, value) -> None:
         raise ValueError(f"query has 2 axes, shape {query.shape}; layout='bnhd' wanted (batch..., length, heads, dim)")
 
 
-def check_groups(q_name: str, q_heads: int, kv_name: str, kv_heads: int) -> None:
+def check_groups(q_name: str, q_heads: int, kv_name: str, kv_heads: int, shapes: Callable[[], str]) -> None:
     """Raise unless every key and value head serves the same number of query heads."""
-    if q_heads != kv_heads and (kv_heads == 0 or q_heads % kv_heads):
-        raise ValueError(f"{q_name} has {q_heads} heads, {kv_name} has {kv_heads}; wanted a multiple: each {kv_name} "
-                         f"head serves equally many {q_name} heads")
+    if q_heads % kv_heads if kv_heads else q_heads:
+        raise ValueError(f"{q_name} has {q_heads} heads, no multiple of the {kv_heads} of {kv_name}; wanted equally "
+                         f"many {q_name} heads for each {kv_name} head: {shapes()}")
 
 
-def broadcast_batch(shapes: str, *batches) -> tuple:
+def broadcast_batch(shapes: Callable[[], str], *batches) -> tuple:
     """The NumPy broadcast of the leading axes."""
     try:
         return np.broadcast_shapes(*map(tuple, batches))
     except ValueError:
-        raise ValueError(f"the batch axes do not broadcast together: {shapes}") from None
+        raise ValueError(f"the batch axes do not broadcast together: {shapes()}") from None
 
 
 def _shapes(a: Args) -> str:

@@ -35,14 +35,14 @@ def check_bias(bias, a) -> np.ndarray:
 
 def check_q_offset(q_offset, a) -> int | np.ndarray:
     """The position of the first query row: an int for all, or an array over the batch."""
-    offsets = _integers("q_offset", q_offset, -MAX_OFFSET, MAX_OFFSET)
+    offsets = integers("q_offset", q_offset, -MAX_OFFSET, MAX_OFFSET)
     check_fits("q_offset", offsets.shape, a.batch, "an integer or (batch...)")
     return offsets if offsets.ndim else int(offsets)
 
 
 def check_lengths(name: str, lengths, length: int, a) -> np.ndarray:
     """Valid counts of right-padded batch elements, 0 to `length`."""
-    lengths = _integers(name, lengths, 0, length)
+    lengths = integers(name, lengths, 0, length)
     check_fits(name, lengths.shape, a.batch, "an integer or (batch...)")
     return lengths
 
@@ -52,8 +52,8 @@ def check_segments(q_segments, k_segments, a) -> tuple[np.ndarray, np.ndarray]:
     if q_segments is None or k_segments is None:
         given, missing = ("k_segments", "q_segments") if q_segments is None else ("q_segments", "k_segments")
         raise ValueError(f"{given} was given and {missing} was not; wanted both or neither")
-    q_segments = _integers("q_segments", q_segments)
-    k_segments = _integers("k_segments", k_segments)
+    q_segments = integers("q_segments", q_segments)
+    k_segments = integers("k_segments", k_segments)
     check_fits("q_segments", q_segments.shape, (*a.batch, a.q_len), "(batch..., q_len)", exact=1)
     check_fits("k_segments", k_segments.shape, (*a.batch, a.kv_len), "(batch..., kv_len)", exact=1)
     return q_segments, k_segments
@@ -86,7 +86,7 @@ def _bools(name: str, x, advice: str) -> np.ndarray:
     return x
 
 
-def _integers(name: str, x, low: int = -2**63, high: int = 2**63 - 1) -> np.ndarray:
+def integers(name: str, x, low: int = -2**63, high: int = 2**63 - 1) -> np.ndarray:
     """`x` as int64, every element from `low` to `high`."""
     if isinstance(x, numbers.Integral):
         return np.array(integer(name, x, low, high), INT64)

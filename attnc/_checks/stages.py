@@ -89,12 +89,15 @@ def weighted_sum_args(weights, value, out, num_threads) -> WeightedSumArgs:
                              "(kv_len, dim), or both with (batch..., heads) in front")
     if two_d:
         weights, value = weights[None], value[None]
-    shapes = f"weights {weights.shape[two_d:]}, value {value.shape[two_d:]}"
+
+    def shapes():
+        return f"weights {weights.shape[two_d:]}, value {value.shape[two_d:]}"
+
     *batch, q_heads, q_len, kv_len = weights.shape
     *value_batch, kv_heads, value_len, value_dim = value.shape
     if value_len != kv_len:
-        raise ValueError(f"value has length {value_len}, weights has {kv_len} keys; wanted equal: {shapes}")
-    check_groups("weights", q_heads, "value", kv_heads)
+        raise ValueError(f"value has length {value_len}, weights has {kv_len} keys; wanted equal: {shapes()}")
+    check_groups("weights", q_heads, "value", kv_heads, shapes)
     batch = broadcast_batch(shapes, batch, value_batch)
     dtype = promoted(weights.dtype, value.dtype)
     out_shape = (q_len, value_dim) if two_d else (*batch, q_heads, q_len, value_dim)

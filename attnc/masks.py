@@ -1,0 +1,251 @@
+"""Which keys a query row may see, as boolean arrays: the definition of every masking option, and helpers for users."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._checks import Args, integer, scalars
+from ._checks.attention import broadcast_batch
+from ._checks.options import integers
+
+__all__ = ["alibi_slopes", "causal_mask", "window_mask", "length_mask", "segment_mask"]
+
+
+def causal_mask(q_len: int, kv_len: int, q_offset: int | np.ndarray | None = None) -> np.ndarray:
+    """The mask of ``causal=True``: a row sees the keys up to its own position.
+
+    Parameters
+    ----------
+    q_len, kv_len : int
+        Number of query rows and of keys.
+    q_offset : int or int array (batch...), optional
+        Position of the first row; by default ``kv_len - q_len``, so that the last row sees every key.
+
+    Returns
+    -------
+    bool array (q_len, kv_len), or (batch..., 1, q_len, kv_len) for an array of offsets
+        True where the row may see the key; fits ``mask=``.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an integer.
+    ValueError
+        If a length is negative.
+
+    Examples
+    --------
+    >>> causal_mask(2, 4).astype(int)
+    array([[1, 1, 1, 0],
+           [1, 1, 1, 1]])
+    """
+    return _distance(q_len, kv_len, q_offset) <= 0
+
+
+def window_mask(q_len: int, kv_len: int, window: tuple, q_offset: int | np.ndarray | None = None) -> np.ndarray:
+    """The mask of ``window=(left, right)``: a row sees `left` keys before its position, its own, and `right` after.
+
+    Parameters
+    ----------
+    q_len, kv_len : int
+        Number of query rows and of keys.
+    window : tuple (left, right)
+        Counts that do not include the row's own position; None is unbounded.
+    q_offset : int or int array (batch...), optional
+        Position of the first row; by default ``kv_len - q_len``.
+
+    Returns
+    -------
+    bool array (q_len, kv_len), or (batch..., 1, q_len, kv_len) for an array of offsets
+        True where the row may see the key; fits ``mask=``.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an integer, or `window` no pair.
+    ValueError
+        If a length or a count is negative, or `window` a bare integer.
+
+    Examples
+    --------
+    >>> window_mask(3, 3, (1, 0)).astype(int)
+    array([[1, 0, 0],
+           [1, 1, 0],
+           [0, 1, 1]])
+    """
+    sides = scalars.check_window(window)
+    return _in_window(_distance(q_len, kv_len, q_offset), sides or (None, None))
+
+
+def length_mask(lengths: int | np.ndarray, length: int) -> np.ndarray:
+    """The mask of valid places in right-padded sequences.
+
+    Parameters
+    ----------
+    lengths : int or int array (batch...)
+        Valid count of each sequence.
+    length : int
+        Padded length.
+
+    Returns
+    -------
+    bool array (batch..., length)
+        True at the first ``lengths`` places; fits ``key_mask=``.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an integer or an array of integers.
+    ValueError
+        If `length` is negative.
+
+    Examples
+    --------
+    >>> length_mask([1, 3], 3).astype(int)
+    array([[1, 0, 0],
+           [1, 1, 1]])
+    """
+    length = integer("length", length, 0, scalars.MAX_OFFSET)
+    return np.arange(length) < integers("lengths", lengths)[..., None]
+
+
+def segment_mask(q_segments: np.ndarray, k_segments: np.ndarray) -> np.ndarray:
+    """The mask of ``q_segments=, k_segments=``: a row sees the keys of its own segment; a negative id sees nothing.
+
+    Parameters
+    ----------
+    q_segments : int array (batch..., q_len)
+    k_segments : int array (batch..., kv_len)
+
+    Returns
+    -------
+    bool array (q_len, kv_len), or (batch..., 1, q_len, kv_len) if there are batch axes
+        True where the row may see the key; fits ``mask=``.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array of integers.
+    ValueError
+        If an argument has no axes, or the batch axes do not broadcast together.
+
+    Examples
+    --------
+    >>> segment_mask([0, 0, 1], [0, 1, -1]).astype(int)
+    array([[1, 0, 0],
+           [1, 0, 0],
+           [0, 1, 0]])
+    """
+    rows, keys = integers("q_segments", q_segments), integers("k_segments", k_segments)
+    for name, x in (("q_segments", rows), ("k_segments", keys)):
+        if x.ndim == 0:
+            raise ValueError(f"{name} has no axes; wanted (batch..., length)")
+    broadcast_batch(lambda: f"q_segments {rows.shape}, k_segments {keys.shape}", rows.shape[:-1], keys.shape[:-1])
+    mask = _same_segment(rows, keys)
+    return mask if max(rows.ndim, keys.ndim) > 1 else mask[0]
+
+
+def alibi_slopes(heads: int) -> np.ndarray:
+    """The slopes of attention with linear biases (Press, Smith, Lewis 2022), for ``alibi_slopes=``.
+
+    For a power of two these are ``2**(-8/heads), 2**(-16/heads), ... 2**-8``; for other counts those of the power of
+    two below, then every other slope of the power of two above.
+
+    Parameters
+    ----------
+    heads : int
+        Number of query heads, at least 1.
+
+    Returns
+    -------
+    float64 array (heads,)
+
+    Raises
+    ------
+    TypeError
+        If `heads` is not an integer.
+    ValueError
+        If `heads` is less than 1.
+
+    Examples
+    --------
+    >>> alibi_slopes(3)
+    array([0.0625    , 0.00390625, 0.25      ])
+    """
+    heads = integer("heads", heads, 1, 2**20)
+    below = 2 ** (heads.bit_length() - 1)
+    slopes = 2.0 ** (-8.0 * np.arange(1, below + 1) / below)
+    between = 2.0 ** (-4.0 * np.arange(1, 2 * below, 2) / below)
+    return np.concatenate([slopes, between[:heads - below]])
+
+
+def allowed(a: Args) -> np.ndarray:
+    """Which key each row may see by all options of `a` together: bool (*batch, q_heads, q_len, kv_len)."""
+    keep = np.ones((*a.batch, a.q_heads, a.q_len, a.kv_len), bool)
+    keep &= within_lengths(a)
+    if a.mask is not None:
+        keep &= a.mask
+    if a.key_mask is not None:
+        keep &= a.key_mask[..., None, None, :]
+    if a.bias is not None:
+        keep &= a.bias != -np.inf
+    if a.causal or a.window is not None:
+        distance = np.arange(a.kv_len) - positions(a)
+        if a.causal:
+            keep &= distance <= 0
+        if a.window is not None:
+            keep &= _in_window(distance, a.window)
+    if a.q_segments is not None:
+        keep &= _same_segment(a.q_segments, a.k_segments)
+    return keep
+
+
+def within_lengths(a: Args) -> np.ndarray:
+    """Which places of the scores are not padding: bool, broadcasts to (*batch, q_heads, q_len, kv_len)."""
+    rows, keys = np.ones((1, 1), bool), np.ones((1, 1), bool)
+    if a.q_lengths is not None:
+        rows = rows_within(a)[..., None]
+    if a.kv_lengths is not None:
+        keys = np.arange(a.kv_len) < a.kv_lengths[..., None, None, None]
+    return rows & keys
+
+
+def rows_within(a: Args) -> np.ndarray:
+    """Which rows are not padding, given `q_lengths`: bool, broadcasts to (*batch, q_heads, q_len)."""
+    return np.arange(a.q_len) < a.q_lengths[..., None, None]
+
+
+def positions(a: Args) -> np.ndarray:
+    """The position of each row among the keys: int64, broadcasts to (*batch, q_heads, q_len, 1)."""
+    offset = a.q_offset
+    if offset is None:
+        q_lengths = a.q_len if a.q_lengths is None else a.q_lengths
+        kv_lengths = a.kv_len if a.kv_lengths is None else a.kv_lengths
+        offset = kv_lengths - q_lengths
+    return np.arange(a.q_len)[:, None] + np.asarray(offset)[..., None, None, None]
+
+
+def _distance(q_len: int, kv_len: int, q_offset: int | np.ndarray | None) -> np.ndarray:
+    """Key position less row position: (q_len, kv_len), or (batch..., 1, q_len, kv_len) for an array of offsets."""
+    q_len = integer("q_len", q_len, 0, scalars.MAX_OFFSET)
+    kv_len = integer("kv_len", kv_len, 0, scalars.MAX_OFFSET)
+    offset = kv_len - q_len
+    if q_offset is not None:
+        offset = integers("q_offset", q_offset, -scalars.MAX_OFFSET, scalars.MAX_OFFSET)
+        offset = offset[..., None, None, None] if offset.ndim else offset
+    return np.arange(kv_len) - (np.arange(q_len)[:, None] + offset)
+
+
+def _in_window(distance: np.ndarray, window: tuple) -> np.ndarray:
+    left, right = window
+    keep = np.ones(distance.shape, bool)
+    if left is not None:
+        keep &= distance >= -left
+    if right is not None:
+        keep &= distance <= right
+    return keep
+
+
+def _same_segment(q_segments: np.ndarray, k_segments: np.ndarray) -> np.ndarray:
+    rows, keys = q_segments[..., None, :, None], k_segments[..., None, None, :]
+    return (rows == keys) & (rows >= 0)

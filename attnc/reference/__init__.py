@@ -1,0 +1,13 @@
+"""Attention in plain NumPy: the definition of what the fast functions of the same names compute.
+
+Everything is computed in the accumulation dtype, with the whole matrix of scores in memory and no tricks. Inputs of
+float64 make it an oracle for narrower dtypes; the original inputs make it the yardstick of honest rounding.
+"""
+
+from ..masks import alibi_slopes
+from ._attention import attention, attention_weights, weighted_sum
+from ._scores import attention_scores
+from ._softmax import log_softmax, softmax
+
+__all__ = ["attention", "attention_scores", "attention_weights", "weighted_sum", "softmax", "log_softmax",
+           "alibi_slopes"]

@@ -1,0 +1,188 @@
+"""Attention: values summed by their weights, from scores to output."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import masks
+from .._checks import Args, WeightedSumArgs, attention_args, weighted_sum_args
+from ..results import AttentionResult
+from ._scores import masked_scores, per_query_head
+from ._softmax import softmax_of_scores
+
+
+def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
+              scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
+              q_lengths=None, kv_lengths=None, layout="bhnd", want=(), out=None, num_threads=None,
+              ) -> np.ndarray | AttentionResult:
+    """Softmax of the scores of query and key, times value: the definition of `attnc.attention`.
+
+    Row ``i`` stands at position ``p = i + q_offset``, key ``j`` at ``j``; the row sees the keys that every mask allows::
+
+        score  = cap(scale * query[i] . key[j]) + bias[i, j] - slope * |p - j|      cap(x) = softcap * tanh(x / softcap)
+        lse    = log(sum of exp(score) over the keys it sees, and exp(sink))
+        weight = exp(score - lse) for the keys it sees, else exactly 0
+        output = sum of weight * value[j]
+
+    Parameters
+    ----------
+    query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
+        float32, float64, float16 or bfloat16; bools and integers count as float64.
+    key, value : array (..., kv_heads, kv_len, head_dim) and (..., kv_heads, kv_len, value_dim), or 2-D like `query`
+        Query head ``h`` reads head ``h // (q_heads // kv_heads)``. Leading axes broadcast.
+    mask : bool array, optional
+        True = attend; broadcasts to (..., q_heads, q_len, kv_len).
+    key_mask : bool array (batch..., kv_len), optional
+        True = attend, for all rows of a batch element.
+    bias : float array, optional
+        Added to the scores; broadcasts as `mask`. -inf means not allowed.
+    causal : bool
+        Only keys at or before the row's position.
+    window : tuple (left, right), optional
+        Only so many keys before and after the row's own position; None is unbounded.
+    q_offset : int or int array (batch...), optional
+        Position of the first row; by default kv length - q length, so that the last row sees the last key.
+    scale : float, optional
+        By default ``1 / sqrt(head_dim)``.
+    softcap : float, optional
+    alibi_slopes : float array (q_heads,) or (batch..., q_heads), optional
+    sinks : float array (q_heads,), optional
+        A logit per head that takes part in the softmax and has no value.
+    q_segments, k_segments : int array (batch..., q_len) and (batch..., kv_len), optional
+        A row sees keys of its own segment; a negative id sees nothing.
+    q_lengths, kv_lengths : int or int array (batch...), optional
+        Valid rows and keys; the rest is padding.
+    layout : {"bhnd", "bnhd"}
+        Order of the last axes of query, key, value and output: heads before length or after it.
+    want : name or tuple of names
+        Out of ``"lse"`` (..., q_heads, q_len), ``"weights"`` and ``"scores"`` (..., q_heads, q_len, kv_len).
+    out : array, optional
+        Receives the output: exact shape and dtype, no memory shared with an input.
+    num_threads : int, optional
+        Checked, and of no effect here.
+
+    Returns
+    -------
+    array (..., q_heads, q_len, value_dim), or AttentionResult
+        Output and weights in the promoted dtype of query, key and value; lse and scores in float32, or float64 if an
+        input is float64. A row that sees no key: output 0, weights 0, lse -inf or its sink; of padding -inf.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument.
+
+    Examples
+    --------
+    >>> attention([[1., 0.]], [[1., 0.], [1., 0.]], [[2., 4.], [4., 8.]])
+    array([[3., 6.]])
+    """
+    a = attention_args(
+        query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+        scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, want=want, out=out,
+        num_threads=num_threads)
+    with np.errstate(all="ignore"):
+        found = run(a)
+        output = found["output"].astype(a.dtype, order="C")
+        found["weights"] = found["weights"].astype(a.dtype)
+    if out is not None:
+        out[...] = output
+        output = out
+    return AttentionResult(output, **{name: found[name] for name in a.want}) if a.want else output
+
+
+def attention_weights(query, key, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
+                      scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
+                      q_lengths=None, kv_lengths=None, layout="bhnd", num_threads=None) -> np.ndarray:
+    """The weights of `attention`, for every row and key: the definition of `attnc.attention_weights`.
+
+    Parameters are those of `attention`, without a value.
+
+    Returns
+    -------
+    array (..., q_heads, q_len, kv_len) or (q_len, kv_len)
+        In the promoted dtype of query and key. Rows sum to 1, or to less with sinks, or to 0 if they see no key.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument.
+
+    Examples
+    --------
+    >>> attention_weights([[1., 0.]], [[1., 0.], [1., 0.]])
+    array([[0.5, 0.5]])
+    """
+    a = attention_args(
+        query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+        scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads)
+    with np.errstate(all="ignore"):
+        return run(a)["weights"].astype(a.dtype)
+
+
+def weighted_sum(weights, value, *, out=None, num_threads=None) -> np.ndarray:
+    """``weights @ value`` over grouped heads: the definition of `attnc.weighted_sum`.
+
+    Parameters
+    ----------
+    weights : array (..., q_heads, q_len, kv_len) or (q_len, kv_len)
+        A weight of exactly 0 contributes nothing, even if the value is NaN.
+    value : array (..., kv_heads, kv_len, value_dim) or (kv_len, value_dim)
+    out : array, optional
+        Receives the result: exact shape and dtype, no memory shared with an input.
+    num_threads : int, optional
+        Checked, and of no effect here.
+
+    Returns
+    -------
+    array (..., q_heads, q_len, value_dim) or (q_len, value_dim)
+        In the promoted dtype, summed in float64 if an input is float64, else in float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument.
+
+    Examples
+    --------
+    >>> weighted_sum([[0.5, 0.5, 0.]], [[1.], [3.], [np.nan]])
+    array([[2.]])
+    """
+    a = weighted_sum_args(weights, value, out, num_threads)
+    with np.errstate(all="ignore"):
+        weights = np.ascontiguousarray(a.weights, a.acc)
+        result = _sum_of_values(weights, weights != 0, a).astype(a.dtype).reshape(a.out_shape)
+    if out is None:
+        return result
+    out[...] = result
+    return out
+
+
+def run(a: Args) -> dict[str, np.ndarray]:
+    """Scores, weights, lse and, if there is a value, output of checked arguments, all in the dtype ``a.acc``."""
+    allowed = masks.allowed(a)
+    scores = masked_scores(a, allowed)
+    weights, lse = softmax_of_scores(scores, allowed, a.sinks)
+    if a.q_lengths is not None:
+        lse = np.where(masks.rows_within(a), lse, a.acc.type(-np.inf))  # a row of padding has no sink either
+    found = {"scores": scores.reshape(a.weights_shape), "weights": weights.reshape(a.weights_shape),
+             "lse": lse.reshape(a.lse_shape)}
+    if a.value is not None:
+        output = _sum_of_values(weights, allowed, a)
+        found["output"] = (output.swapaxes(-2, -3) if a.layout == "bnhd" else output).reshape(a.out_shape)
+    return found
+
+
+def _sum_of_values(weights: np.ndarray, seen: np.ndarray, a: Args | WeightedSumArgs) -> np.ndarray:
+    """``weights @ value``, but 0 * NaN must not reach a row: keys with a value that is not finite come in by hand."""
+    value = per_query_head(np.ascontiguousarray(a.value, a.acc), a)
+    finite = np.isfinite(value).all(-1)
+    if finite.all():
+        return weights @ value + 0  # +0 for -0: the sign of a value with weight 0 must not show either
+    output = np.where(finite[..., None, :], weights, 0) @ np.where(finite[..., None], value, 0) + 0
+    for j in np.flatnonzero(~finite.reshape(-1, a.kv_len).all(0)):
+        adds = seen[..., j, None] & ~finite[..., None, j, None]
+        output = output + np.where(adds, weights[..., j, None] * value[..., None, j, :], 0)
+    return output

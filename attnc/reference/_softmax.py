@@ -1,0 +1,95 @@
+"""Softmax: scores become shares of a whole."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._checks import SoftmaxArgs, softmax_args
+
+
+def softmax(x, axis=-1, *, where=None, out=None, num_threads=None) -> np.ndarray:
+    """``exp(x) / sum(exp(x))`` along `axis`: the definition of `attnc.softmax`.
+
+    Parameters
+    ----------
+    x : array
+        Bools and integers count as float64.
+    axis : int, tuple of int or None
+        The axes of the sum; None is all of them.
+    where : bool array, optional
+        Broadcasts to the shape of `x`. Elements at False take no part, whatever they hold, and give 0.
+    out : array, optional
+        Receives the result; of the result's shape and dtype. It may be `x` itself.
+    num_threads : int, optional
+        Checked, and of no effect here.
+
+    Returns
+    -------
+    array of the shape and float dtype of `x`
+        Where `where` is False all along the axis: 0. A row that holds NaN or +inf, or only -inf: NaN.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument.
+
+    Examples
+    --------
+    >>> softmax([0., np.log(3.)])
+    array([0.25, 0.75])
+    """
+    a = softmax_args(x, axis, where, out, num_threads)
+    with np.errstate(all="ignore"):
+        shifted, keep = _shifted(a)
+        powers = np.where(keep, np.exp(shifted), 0)
+        result = np.where(keep, powers / powers.sum(a.axes, keepdims=True), 0)
+        return _returned(a, result)
+
+
+def log_softmax(x, axis=-1, *, where=None, out=None, num_threads=None) -> np.ndarray:
+    """``log(softmax(x))`` along `axis` without loss of small values: the definition of `attnc.log_softmax`.
+
+    Parameters, dtypes and errors are those of `softmax`; elements at False in `where` give -inf.
+
+    Examples
+    --------
+    >>> log_softmax([0., 0.])
+    array([-0.69314718, -0.69314718])
+    """
+    a = softmax_args(x, axis, where, out, num_threads)
+    with np.errstate(all="ignore"):
+        shifted, keep = _shifted(a)
+        powers = np.where(keep, np.exp(shifted), 0)
+        result = np.where(keep, shifted - np.log(powers.sum(a.axes, keepdims=True)), -np.inf)
+        return _returned(a, result)
+
+
+def _shifted(a: SoftmaxArgs) -> tuple[np.ndarray, np.ndarray]:
+    """`x` less the largest element that takes part, and which elements do."""
+    keep = np.broadcast_to(True if a.where is None else a.where, a.x.shape)
+    x = a.x.astype(a.acc)
+    largest = np.where(keep, x, -np.inf).max(a.axes, keepdims=True, initial=-np.inf)
+    return x - largest, keep
+
+
+def _returned(a: SoftmaxArgs, result: np.ndarray) -> np.ndarray:
+    result = np.asarray(result).astype(a.dtype)
+    if a.out is None:
+        return result
+    a.out[...] = result
+    return a.out
+
+
+def softmax_of_scores(scores: np.ndarray, allowed: np.ndarray, sinks: np.ndarray | None) -> tuple:
+    """Weights (exactly 0 where not allowed) and lse of finished scores; a row without a key has no weight."""
+    row_max = scores.max(-1, keepdims=True, initial=-np.inf)
+    if sinks is not None:
+        row_max = np.maximum(row_max, sinks[:, None, None])
+    shift = np.where(row_max == -np.inf, 0, row_max)
+    powers = np.where(allowed, np.exp(scores - shift), 0)
+    row_sum = powers.sum(-1, keepdims=True)
+    if sinks is not None:
+        row_sum = row_sum + np.exp(sinks[:, None, None] - shift)
+    weights = np.where(allowed, powers / np.where(row_sum == 0, 1, row_sum), 0)
+    lse = shift + np.log(row_sum)
+    return weights, lse[..., 0]
