@@ -39,7 +39,7 @@ def causal_mask(q_len: int, kv_len: int, q_offset: int | np.ndarray | None = Non
     array([[1, 1, 1, 0],
            [1, 1, 1, 1]])
     """
-    return _distance(q_len, kv_len, q_offset) <= 0
+    return _causal(*_keys_and_positions(q_len, kv_len, q_offset))
 
 
 def window_mask(q_len: int, kv_len: int, window: tuple, q_offset: int | np.ndarray | None = None) -> np.ndarray:
@@ -73,8 +73,8 @@ def window_mask(q_len: int, kv_len: int, window: tuple, q_offset: int | np.ndarr
            [1, 1, 0],
            [0, 1, 1]])
     """
-    sides = scalars.check_window(window)
-    return _in_window(_distance(q_len, kv_len, q_offset), sides or (None, None))
+    sides = scalars.check_window(window) or (None, None)
+    return _in_window(*_keys_and_positions(q_len, kv_len, q_offset), sides)
 
 
 def length_mask(lengths: int | np.ndarray, length: int) -> np.ndarray:
@@ -189,12 +189,10 @@ def allowed(a: Args) -> np.ndarray:
         keep &= a.key_mask[..., None, None, :]
     if a.bias is not None:
         keep &= a.bias != -np.inf
-    if a.causal or a.window is not None:
-        distance = np.arange(a.kv_len) - positions(a)
-        if a.causal:
-            keep &= distance <= 0
-        if a.window is not None:
-            keep &= _in_window(distance, a.window)
+    if a.causal:
+        keep &= _causal(np.arange(a.kv_len), positions(a))
+    if a.window is not None:
+        keep &= _in_window(np.arange(a.kv_len), positions(a), a.window)
     if a.q_segments is not None:
         keep &= _same_segment(a.q_segments, a.k_segments)
     return keep
@@ -225,24 +223,28 @@ def positions(a: Args) -> np.ndarray:
     return np.arange(a.q_len)[:, None] + np.asarray(offset)[..., None, None, None]
 
 
-def _distance(q_len: int, kv_len: int, q_offset: int | np.ndarray | None) -> np.ndarray:
-    """Key position less row position: (q_len, kv_len), or (batch..., 1, q_len, kv_len) for an array of offsets."""
+def _keys_and_positions(q_len: int, kv_len: int, q_offset: int | np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of keys (kv_len,) and of rows (q_len, 1), or (batch..., 1, q_len, 1) for an array of offsets."""
     q_len = integer("q_len", q_len, 0, scalars.MAX_OFFSET)
     kv_len = integer("kv_len", kv_len, 0, scalars.MAX_OFFSET)
     offset = kv_len - q_len
     if q_offset is not None:
         offset = integers("q_offset", q_offset, -scalars.MAX_OFFSET, scalars.MAX_OFFSET)
         offset = offset[..., None, None, None] if offset.ndim else offset
-    return np.arange(kv_len) - (np.arange(q_len)[:, None] + offset)
+    return np.arange(kv_len), np.arange(q_len)[:, None] + offset
 
 
-def _in_window(distance: np.ndarray, window: tuple) -> np.ndarray:
+def _causal(keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return keys <= rows
+
+
+def _in_window(keys: np.ndarray, rows: np.ndarray, window: tuple) -> np.ndarray:
     left, right = window
-    keep = np.ones(distance.shape, bool)
+    keep = np.ones(np.broadcast_shapes(keys.shape, rows.shape), bool)
     if left is not None:
-        keep &= distance >= -left
+        keep &= keys >= rows - left
     if right is not None:
-        keep &= distance <= right
+        keep &= keys <= rows + right
     return keep
 
 
