@@ -1,0 +1,162 @@
+"""The command line: ``python -m attnc info``, ``check`` and ``bench``."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import attnc
+import attnc.datasets
+from attnc.bench import cases, chain, machine, parity, peers, report, runner
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m attnc",
+        description="Exact CPU attention: what is here, whether it is right on this machine, and how fast it is.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    info = commands.add_parser("info", help="show the configuration")
+    info.add_argument("--json", action="store_true", help="as JSON")
+    info.set_defaults(run=_info)
+
+    check = commands.add_parser("check", help="compare every public function with its NumPy twin")
+    check.add_argument("--isa", metavar="NAME", help="instruction set to use, as ATTNC_ISA")
+    check.set_defaults(run=_check)
+
+    bench = commands.add_parser("bench", help="measure speed against this machine's limits and every installed peer")
+    size = bench.add_mutually_exclusive_group()
+    size.add_argument("--quick", dest="set", action="store_const", const="quick", default="full",
+                      help="the chain on a real sentence, the parity table and a few cases, in under a minute")
+    size.add_argument("--tiny", dest="set", action="store_const", const="tiny", help=argparse.SUPPRESS)
+    bench.add_argument("--json", metavar="FILE", type=Path, help="write everything measured to FILE")
+    bench.add_argument("--compare", metavar="FILE", type=Path,
+                       help=f"exit 1 if a share fell by more than {report.FELL_POINTS} points since FILE was written")
+    bench.add_argument("--cases", metavar="PATTERN", help="only cases whose name holds this, * and ? as in file names")
+    bench.add_argument("--peers", metavar="NAMES",
+                       help=f"only these of {','.join(list(peers.CONTENDERS)[1:])}; an empty one is none")
+    bench.add_argument("--rounds", metavar="N", type=_positive, default=9, help="rounds per case (default 9)")
+    bench.add_argument("--threads", metavar="N", type=_positive, help="threads for every contender")
+    bench.add_argument("--isa", metavar="NAME", help="instruction set to use, as ATTNC_ISA")
+    bench.set_defaults(run=_bench)
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a number of at least 1, not {text!r}")
+    return int(text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and give its exit status: 0 is well, 1 is wrong or slower, 2 is a bad request."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser().parse_args(arguments)
+    isa = getattr(options, "isa", None)
+    if isa and isa != attnc.isa():
+        # Kernels are chosen once, at import: another set takes another process.
+        command = runner.child(f"from attnc.__main__ import main; sys.exit(main({arguments!r}))")
+        return subprocess.call(command, env=os.environ | {"ATTNC_ISA": isa})
+    try:
+        return options.run(options)
+    except (ValueError, OSError) as error:
+        print(f"{error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def _info(options) -> int:
+    configuration = attnc.show_config()
+    print(json.dumps(dict(configuration), indent=2, default=str) if options.json else configuration)
+    return 0
+
+
+def _header(threads: int) -> None:
+    print(f"attnc {attnc.__version__} on {machine.cpu_name()}\n"
+          f"instruction set {attnc.isa()}, {threads} threads on {machine.cores()} processors")
+
+
+def _check(options) -> int:
+    _header(attnc.get_num_threads())
+    return _print_parity()
+
+
+def _print_parity() -> int:
+    lines = parity.check()
+    print(parity.show(lines))
+    wrong = sum(not line.passed for line in lines)
+    print(f"\nParity: {len(lines) - wrong} of {len(lines)} within tolerance" + (f", {wrong} FAIL" if wrong else ""))
+    return 1 if wrong else 0
+
+
+def _bench(options) -> int:
+    chosen = cases.select(options.set, options.cases)
+    contenders = _contenders(options.peers)
+    old = _earlier(options.compare, options.cases) if options.compare else None
+    threads = options.threads or attnc.get_num_threads()
+    _header(threads)
+    for warning in machine.warnings():
+        print(f"Note: {warning}")
+    if options.set == "quick":
+        print(f"\n{chain.describe(attnc.datasets.load('turkish'))}")
+    print()
+    if _print_parity():
+        print("Not measured: what is wrong has no speed.")
+        return 1
+    print(flush=True)
+    with _Progress(runner.steps(chosen, contenders, options.rounds)) as progress:
+        result = runner.run(chosen, contenders=contenders, threads=threads, rounds=options.rounds, progress=progress)
+    print(report.speed_table(result), "", *report.notes(result), sep="\n")
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    found = report.regressions(old, result) if old else []
+    print(*(f"SLOWER {line}" for line in found), sep="\n", end="\n" if found else "")
+    return 0 if result["passed"] and not found else 1
+
+
+def _earlier(file: Path, pattern: str | None) -> dict:
+    """An earlier result, without the cases that are not asked for now."""
+    old = json.loads(file.read_text(encoding="utf-8"))
+    return old | {"cases": [case for case in old["cases"] if cases.matches(case["name"], pattern)]}
+
+
+def _contenders(names: str | None) -> dict[str, str]:
+    if names is None:
+        return peers.CONTENDERS
+    asked = [name.strip() for name in names.split(",") if name.strip()]
+    if unknown := set(asked) - set(peers.CONTENDERS):
+        raise ValueError(f"no peer named {', '.join(sorted(unknown))}; there are {', '.join(peers.CONTENDERS)}")
+    return {name: setup for name, setup in peers.CONTENDERS.items() if name == "attnc" or name in asked}
+
+
+class _Progress:
+    """A tqdm bar on a terminal where tqdm is installed, otherwise nothing."""
+
+    def __init__(self, total: int):
+        self.bar = None
+        if sys.stderr.isatty():
+            try:
+                from tqdm import tqdm
+            except ImportError:
+                return
+            self.bar = tqdm(total=total, leave=False, bar_format="{percentage:3.0f}% {bar:20} {elapsed} {desc}")
+
+    def __call__(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.set_description_str(text, refresh=False)
+            self.bar.update()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if self.bar is not None:
+            self.bar.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""What a reader of a measurement must know: processor, threads, versions, commit and telling environment variables."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+import attnc
+
+_PACKAGES = ("torch", "onnxruntime", "onnx", "ml_dtypes", "threadpoolctl")
+_PREFIXES = ("ATTNC_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "NPY_", "MALLOC_")
+
+
+def cpu_name() -> str:
+    """The processor's own name for itself, as far as the system tells."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions() -> dict:
+    """Versions of Python, NumPy, attnc and every peer that is installed, without importing the peers."""
+    found = {"python": platform.python_version(), "numpy": np.__version__, "attnc": attnc.__version__}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def blas() -> list[str]:
+    """The BLAS libraries loaded in this process and their kernels, when threadpoolctl is there to tell."""
+    try:
+        import threadpoolctl
+    except ImportError:
+        return []
+    return [" ".join(str(pool[key]) for key in ("internal_api", "version", "architecture") if pool.get(key))
+            for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
+
+
+def commit() -> str | None:
+    """The commit of the checkout this package is imported from, with a plus sign if files differ; None without one."""
+    root = Path(attnc.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    git = ["git", "-C", str(root)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changes = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True,
+                                 text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("+" if changes else "")
+
+
+def describe(threads: int) -> dict:
+    """All of it, ready for JSON."""
+    return {
+        "machine": {"cpu": cpu_name(), "cores": cores(), "platform": platform.platform(), "isa": attnc.isa(),
+                    "threads": threads},
+        "versions": versions(),
+        "blas": blas(),
+        "commit": commit(),
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)},
+    }
+
+
+def warnings() -> list[str]:
+    """What in this environment makes the comparison unfair, and how to avoid it."""
+    forced = [name for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE") if name in os.environ]
+    if not forced:
+        return []
+    settings = " and ".join(f"{name}={os.environ[name]}" for name in forced)
+    unset = " ".join(f"-u {name}" for name in forced)
+    return [f"{settings}: the BLAS of NumPy and torch is held back, and ratios to them flatter attnc. "
+            f"Fair: env {unset} {os.path.basename(sys.executable)} -m attnc bench"]

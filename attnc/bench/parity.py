@@ -1,0 +1,138 @@
+"""Is it right? Every public function against its NumPy twin, and every contender before it is timed."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import numpy as np
+
+import attnc
+import attnc.datasets
+from attnc import reference
+from attnc.bench.cases import wanted
+from attnc.bench.report import table
+from attnc.testing import Case, error_and_tolerance, exact_attention
+
+# Scores the reference of one case may hold, larger cases are verified in some rows; long double has no BLAS.
+VERIFIED_SCORES = {"float64": 1 << 20, "narrower": 1 << 23}
+REAL = ("turkish", "coreference")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the parity table."""
+
+    function: str
+    case: str
+    error: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.error <= self.tolerance)
+
+
+def _wide(arrays):
+    return tuple(array.astype(np.float64) for array in arrays)
+
+
+def _largest(array) -> float:
+    """The largest finite magnitude, which sets the scale of a rounding error."""
+    array = np.abs(np.asarray(array, np.float64))
+    return float(array.max(initial=0.0, where=np.isfinite(array)))
+
+
+def _random_inputs():
+    """Small cases, one for each thing that takes another path: name, arrays, options."""
+    grouped = Case("f32 grouped causal", 2, 4, 2, 17, 33, 16, options=(("causal", True),))
+    yield grouped.name, *grouped.make(1)
+    wider = Case("f64 mask, bias, Dv 24", 1, 3, 3, 21, 40, 16, value_dim=24, dtype="float64")
+    arrays, options = wider.make(2)
+    random = np.random.default_rng(3)
+    mask = random.random((21, 40)) < 0.7
+    mask[4] = False
+    yield wider.name, arrays, {**options, "mask": mask, "bias": random.standard_normal((3, 1, 40))}
+    long = Case("f32 few rows, many keys", 1, 4, 1, 1, 3000, 64)
+    yield long.name, *long.make(4)
+    half = Case("f16", 1, 2, 2, 9, 70, 32, dtype="float16")
+    yield half.name, *half.make(5)
+    if find_spec("ml_dtypes"):
+        brain = Case("bf16", 1, 2, 2, 9, 70, 32, dtype="bfloat16")
+        yield brain.name, *brain.make(6)
+
+
+def _inputs():
+    for name in REAL:
+        data = attnc.datasets.load(name)
+        yield name, (data.query, data.key, data.value), {}
+    yield from _random_inputs()
+
+
+def check() -> list[Line]:
+    """Compare every public function with its twin on the shipped real inputs and on a few random cases."""
+    return [line for case, arrays, options in _inputs() for line in _check_case(case, arrays, options)]
+
+
+def _check_case(case, arrays, options):
+    """One line for each function; the functions of a matrix get the twin's own scores and weights."""
+    query, key, value = arrays
+    exact = exact_attention(*arrays, **options)
+    scores = reference.attention_scores(query, key, **options)
+    weights = reference.attention_weights(query, key, **options)
+    log_weights = reference.log_softmax(scores.astype(np.float64))
+    of_scores, of_value = max(1.0, _largest(exact.scores)), _largest(value)
+
+    def compare(function, given, exact, scale, **arguments):
+        got, honest = (getattr(module, function)(*given, **arguments) for module in (attnc, reference))
+        return Line(function, case, *error_and_tolerance(got, exact, honest, scale=scale))
+
+    yield compare("attention_scores", (query, key), exact.scores, of_scores, **options)
+    yield compare("softmax", (scores,), np.exp(log_weights), 1.0)
+    yield compare("log_softmax", (scores,), log_weights, max(of_scores, _largest(log_weights)))
+    yield compare("attention_weights", (query, key), exact.weights, 1.0, **options)
+    yield compare("weighted_sum", (weights, value), reference.weighted_sum(*_wide((weights, value))), of_value)
+    yield compare("attention", arrays, exact.output, of_value, **options)
+    got, honest = (module.attention(*arrays, want="lse", **options).lse for module in (attnc, reference))
+    yield Line("attention lse", case, *error_and_tolerance(got, exact.lse, honest,
+                                                           scale=max(of_scores, _largest(exact.lse))))
+
+
+def show(lines: list[Line]) -> str:
+    """The parity table as text."""
+    return table(["function", "case", "largest error", "tolerance", ""],
+                 [[line.function, line.case, f"{line.error:.1e}", f"{line.tolerance:.1e}",
+                   "pass" if line.passed else "FAIL"] for line in lines])
+
+
+class Expected:
+    """What a benchmark case must give: the float64 reference, and the honest twin that says how near one can come.
+
+    Attributes
+    ----------
+    rows : ndarray of int
+        The query rows that are looked at: all of them, or for a large case evenly spaced ones with first and last.
+    """
+
+    def __init__(self, case: Case, seed: int):
+        (query, key, value), options = case.make(seed)
+        per_row = max(1, case.batch * case.q_heads * case.kv_len)
+        budget = VERIFIED_SCORES["float64" if case.dtype == "float64" else "narrower"]
+        count = min(case.q_len, max(2, budget // per_row))
+        self.rows = np.unique(np.linspace(0, case.q_len - 1, count).astype(np.intp))
+        options = {name: value for name, value in options.items() if name != "want"}
+        if options.pop("causal", False):
+            # The rows are picked out, so each carries its own triangle: bottom-right, as the call has it.
+            options["mask"] = np.arange(case.kv_len) <= self.rows[:, None] + case.kv_len - case.q_len
+        arrays = query[..., self.rows, :], key, value
+        names = ("output", *wanted(dict(case.options)))
+        exact = exact_attention(*arrays, **options)
+        honest = reference.attention(*arrays, want=("weights",), **options)
+        self.exact, self.honest = ([getattr(result, name) for name in names] for result in (exact, honest))
+        self.scales = (_largest(value), 1.0)
+
+    def judge(self, results) -> tuple[float, float]:
+        """The error and the tolerance of the worst of `results`: output, then weights if the case wants them."""
+        if len(results) != len(self.exact):
+            raise ValueError(f"{len(results)} results, wanted {len(self.exact)}")
+        pairs = [error_and_tolerance(*four[:3], scale=four[3])
+                 for four in zip(results, self.exact, self.honest, self.scales, strict=False)]
+        return max(pairs, key=lambda pair: pair[0] / pair[1])

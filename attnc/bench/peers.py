@@ -1,0 +1,183 @@
+"""The contenders: one ``setup_<name>(case, arrays, options, threads)`` each, giving a call without arguments.
+
+The call returns the output as ``(batch, heads, length, dim)``, or ``(output, weights)`` for a case that wants the
+weights. Whatever can be done once (building a model, laying the inputs out as the peer likes them) is done in the
+setup and is not timed. A peer that cannot do a case raises `Unsupported` with the reason, which the report prints.
+"""
+
+import numpy as np
+
+import attnc
+from attnc import reference
+from attnc.bench import Unsupported, onnxmodels
+from attnc.bench.cases import wanted
+
+TWIN_LIMIT = 1 << 26        # scores; the definition holds several such matrices at once
+COMPOSITE_BYTES = 1 << 28   # scores of the composite at a time: more heads than this holds go in slices
+
+
+def _only(options, *known):
+    """Refuse a case with an option that the peer has no equal of."""
+    unknown = sorted(set(options) - set(known) - {"want"})
+    if unknown:
+        raise Unsupported(f"has no {', '.join(unknown)}")
+    if set(wanted(options)) - {"weights"}:
+        raise Unsupported(f"cannot return {', '.join(wanted(options))}")
+
+
+def _scale(case, options):
+    return options.get("scale", case.head_dim ** -0.5)
+
+
+def _visible(case, options):
+    """The causal triangle as a boolean mask, bottom-right as attnc aligns it; None without causal."""
+    if not options.get("causal"):
+        return None
+    return np.tri(case.q_len, case.kv_len, case.kv_len - case.q_len, dtype=bool)
+
+
+def setup_attnc(case, arrays, options, threads):
+    """The package itself."""
+    if not wanted(options):
+        return lambda: attnc.attention(*arrays, num_threads=threads, **options)
+
+    def call():
+        result = attnc.attention(*arrays, num_threads=threads, **options)
+        return result.output, result.weights
+
+    return call
+
+
+def setup_twin(case, arrays, options, threads):
+    """The NumPy twin, which is the definition and not written for speed."""
+    scores = case.batch * case.q_heads * case.q_len * case.kv_len
+    if scores > TWIN_LIMIT:
+        raise Unsupported(f"would hold matrices of {scores:.1e} scores")
+    if not wanted(options):
+        return lambda: reference.attention(*arrays, **options)
+
+    def call():
+        result = reference.attention(*arrays, **options)
+        return result.output, result.weights
+
+    return call
+
+
+def setup_numpy(case, arrays, options, threads):
+    """What one writes with NumPy and cares: two matmuls, the softmax in place, 16-bit inputs widened first."""
+    _only(options, "causal", "scale")
+    query, key, value = arrays
+    stored, work = query.dtype, np.float64 if query.dtype == np.float64 else np.float32
+    pairs, group = case.batch * case.kv_heads, case.q_heads // case.kv_heads
+    query = query.reshape(pairs, group, case.q_len, case.head_dim)
+    key, value = (array.reshape(pairs, 1, *array.shape[-2:]) for array in (key, value))
+    scale = work(_scale(case, options))
+    visible = _visible(case, options)
+    hidden = None if visible is None else ~visible
+    per_pair = group * case.q_len * case.kv_len * np.dtype(work).itemsize
+    step = max(1, min(pairs, COMPOSITE_BYTES // per_pair))
+    want_weights = bool(wanted(options))
+
+    def part(first):
+        q, k, v = (array[first:first + step].astype(work, copy=False) for array in (query, key, value))
+        scores = (q * scale) @ k.swapaxes(-1, -2)
+        if hidden is not None:
+            np.copyto(scores, -np.inf, where=hidden)
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=-1, keepdims=True)
+        return scores @ v, scores if want_weights else None
+
+    def call():
+        parts = [part(first) for first in range(0, pairs, step)]
+        output, weights = (list(each) for each in zip(*parts, strict=True))
+        output = _join(output).reshape(case.batch, case.q_heads, case.q_len, -1).astype(stored, copy=False)
+        if not want_weights:
+            return output
+        return output, _join(weights).reshape(*output.shape[:3], case.kv_len).astype(stored, copy=False)
+
+    return call
+
+
+def _join(parts):
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def setup_torch(case, arrays, options, threads):
+    """``scaled_dot_product_attention``; for weights, which it never returns, the same by matmul and softmax."""
+    try:
+        import torch
+    except ImportError as error:
+        raise Unsupported("not installed") from error
+    _only(options, "causal", "scale")
+    torch.set_num_threads(threads)
+    query, key, value = (_to_torch(torch, array) for array in arrays)
+    visible = _visible(case, options)
+    mask = None if visible is None else torch.from_numpy(visible)
+    scale = _scale(case, options)
+    grouped = case.q_heads != case.kv_heads
+    if wanted(options):
+        if grouped:
+            key, value = (each.repeat_interleave(case.q_heads // case.kv_heads, dim=1) for each in (key, value))
+        hidden = None if mask is None else ~mask
+
+        def chain():
+            with torch.inference_mode():
+                scores = (query * scale) @ key.transpose(-1, -2)
+                if hidden is not None:
+                    scores.masked_fill_(hidden, -torch.inf)
+                weights = torch.softmax(scores, dim=-1)
+                return _from_torch(torch, weights @ value), _from_torch(torch, weights)
+
+        return chain
+    # torch aligns its causal triangle top-left, which is only the same one for equal lengths.
+    triangle = mask is not None and case.q_len == case.kv_len
+
+    def fused():
+        with torch.inference_mode():
+            return _from_torch(torch, torch.nn.functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=None if triangle else mask, is_causal=triangle, scale=scale,
+                enable_gqa=grouped))
+
+    return fused
+
+
+def _to_torch(torch, array):
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _from_torch(torch, tensor):
+    if tensor.dtype == torch.bfloat16:
+        from ml_dtypes import bfloat16
+
+        return tensor.view(torch.int16).numpy().view(bfloat16)
+    return tensor.numpy()
+
+
+def setup_onnxruntime(case, arrays, options, threads):
+    """The standard operator Attention (opset 23)."""
+    _only(options, "causal", "scale")
+    return onnxmodels.standard(case, arrays, _visible(case, options), _scale(case, options), wanted(options), threads)
+
+
+def setup_onnxruntime_mha(case, arrays, options, threads):
+    """The contributed operator MultiHeadAttention, which wants the heads side by side in the last axis."""
+    _only(options, "causal", "scale")
+    if wanted(options):
+        raise Unsupported("cannot return weights")
+    if case.q_heads != case.kv_heads:
+        raise Unsupported("has no grouped heads")
+    return onnxmodels.multi_head(case, arrays, _visible(case, options), _scale(case, options), threads)
+
+
+# The order of the report's columns. A contender is named by module and function, so that its process can find it.
+CONTENDERS = {
+    "attnc": f"{__name__}:setup_attnc",
+    "twin": f"{__name__}:setup_twin",
+    "numpy": f"{__name__}:setup_numpy",
+    "torch": f"{__name__}:setup_torch",
+    "onnxruntime": f"{__name__}:setup_onnxruntime",
+    "onnxruntime-mha": f"{__name__}:setup_onnxruntime_mha",
+}

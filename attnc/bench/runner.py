@@ -1,0 +1,171 @@
+"""Paired, interleaved rounds of attnc and its peers, each verified first and in a process of its own."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+
+import attnc
+from attnc.bench import Unsupported, machine
+from attnc.bench.parity import Expected
+from attnc.bench.peers import CONTENDERS
+
+FORMAT = 1
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def child(statement: str) -> list[str]:
+    """The command of a Python process that finds the same modules as this one and runs `statement`."""
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {statement}"]
+
+
+class Failed(Exception):
+    """A contender raised, died, or computed something wrong."""
+
+
+class Worker:
+    """The near end of a contender's process; its methods wait for the answer, so that only one ever computes."""
+
+    def __init__(self, name: str, setup: str, threads: int):
+        self.name = name
+        environment = os.environ | {variable: str(threads) for variable in _THREAD_VARIABLES}
+        self.process = subprocess.Popen(child("from attnc.bench.worker import serve; serve()"), env=environment,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.ask("contender", setup, threads)
+
+    def ask(self, command: str, *arguments):
+        """Send one command and give its value; raises Unsupported or Failed with the reason."""
+        try:
+            pickle.dump((command, arguments), self.process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+            self.process.stdin.flush()
+            kind, value = pickle.load(self.process.stdout)
+        except (EOFError, OSError) as error:
+            raise Failed(f"its process ended with status {self.process.wait()}") from error
+        if kind == "unsupported":
+            raise Unsupported(value)
+        if kind == "failed":
+            raise Failed(value)
+        return value
+
+    def close(self):
+        """End the process, at once."""
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def run(cases, *, contenders: dict[str, str] | None = None, threads: int | None = None, rounds: int = 9,
+        seed: int = 0, progress=None) -> dict:
+    """Measure `cases` and give everything there is to say about them, ready for JSON.
+
+    Parameters
+    ----------
+    cases : sequence of attnc.testing.Case
+    contenders : dict, optional
+        Name to ``"module:function"`` of a setup as in `attnc.bench.peers`; it must hold ``"attnc"``.
+    threads : int, optional
+        For every contender; by default what attnc would use.
+    rounds : int
+        In each round every contender gives one sample, in an order that rotates.
+    seed : int
+        Of the random inputs.
+    progress : callable, optional
+        Called with the text of each step as it begins; `steps` says how many there will be.
+
+    Returns
+    -------
+    dict
+        ``machine``, ``versions``, ``blas``, ``commit``, ``environment``, ``settings``, ``cases`` and ``passed``.
+    """
+    contenders = contenders or CONTENDERS
+    threads = threads or attnc.get_num_threads()
+    progress = progress or (lambda text: None)
+    workers, libraries = {}, {}
+    try:
+        for name, setup in contenders.items():
+            progress(f"starting {name}")
+            workers[name] = Worker(name, setup, threads)
+        results = []
+        for case in cases:
+            results.append(_measure(case, workers, rounds, seed, progress))
+        for name, worker in workers.items():
+            if worker.process.poll() is None:
+                libraries[name] = worker.ask("libraries")
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return {
+        "format": FORMAT,
+        **machine.describe(threads),
+        "blas": libraries,
+        "settings": {"rounds": rounds, "seed": seed},
+        "cases": results,
+        "passed": all("failed" not in each for each in results),
+    }
+
+
+def _measure(case, workers, rounds, seed, progress) -> dict:
+    """One case: verify every contender, then let those that are right run in rounds."""
+    progress(f"{case.name}: reference")
+    expected = Expected(case, seed)
+    entries, ready, limit = {}, {}, None
+    for name, worker in workers.items():
+        progress(f"{case.name}: verifying {name}")
+        try:
+            results = worker.ask("prepare", case, seed, expected.rows, name == "attnc")
+            error, tolerance = expected.judge(results)
+            entries[name] = {"error": error if np.isfinite(error) else None, "tolerance": tolerance}
+            if not error <= tolerance:
+                raise Failed(f"wrong: error {error:.1e} where {tolerance:.1e} is allowed")
+            limit = worker.ask("warm") or limit
+            ready[name] = worker
+        except Unsupported as reason:
+            entries[name] = {"unsupported": str(reason)}
+        except Failed as reason:
+            entries.setdefault(name, {})["failed"] = str(reason)
+    samples = {name: [] for name in ready}
+    # Without attnc there is nothing to compare; the other entries still say what they are.
+    for turn in range(rounds if "attnc" in ready else 0):
+        progress(f"{case.name}: round {turn + 1}")
+        order = list(ready)
+        shift = turn % len(order)
+        for name in order[shift:] + order[:shift]:
+            try:
+                samples[name].append(ready[name].ask("sample"))
+            except Failed as reason:
+                entries[name]["failed"] = str(reason)
+                del ready[name]
+    return _summary(case, entries, {name: samples[name] for name in ready}, limit)
+
+
+def _summary(case, entries, samples, limit) -> dict:
+    """The medians and the worst of the rounds, each ratio taken within its round."""
+    options = {name: list(value) if isinstance(value, tuple) else value for name, value in case.options}
+    shape = {name: getattr(case, name) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")}
+    found = {"name": case.name, "dtype": case.dtype, **shape, "options": options, "flops": case.flops,
+             "bytes": case.bytes, "contenders": entries}
+    if "failed" in entries["attnc"] or "unsupported" in entries["attnc"]:
+        reason = entries["attnc"].get("failed") or entries["attnc"]["unsupported"]
+        return {**found, "failed": reason}
+    own = np.array([each["seconds"] for each in samples["attnc"]])
+    for name, rounds in samples.items():
+        seconds = np.array([each["seconds"] for each in rounds])
+        entries[name].update(seconds=float(np.median(seconds)), restless=sum(not each["quiet"] for each in rounds))
+        if name != "attnc":
+            entries[name]["ratio"] = _spread(seconds / own)
+    pairs = [(each["before"], each["after"]) for each in samples["attnc"]]
+    rates = np.array([(before["rate"] + after["rate"]) / 2 for before, after in pairs])
+    parts = {part: float(np.median([probe[part] for pair in pairs for probe in pair])) for part in pairs[0][0]}
+    return {**found, "limit": {**limit, **parts}, "share": _spread(limit["work"] / own / rates)}
+
+
+def _spread(values) -> dict:
+    return {"median": float(np.median(values)), "min": float(values.min()), "max": float(values.max())}
+
+
+def steps(cases, contenders, rounds: int) -> int:
+    """How often `run` will report progress."""
+    return len(contenders) + len(cases) * (1 + len(contenders) + rounds)

@@ -1,0 +1,88 @@
+"""One contender in a process of its own: it prepares a case and times it when told to, over its standard streams."""
+
+import importlib
+import os
+import pickle
+import signal
+import sys
+
+import numpy as np
+
+from attnc.bench import Unsupported
+from attnc.bench.cases import wanted
+from attnc.bench.timing import calibrate, seconds_per_call, settle
+
+LONG_SECONDS = 0.1      # a call this long needs no untimed one before it to wake up the threads
+
+
+class Contender:
+    """The commands a worker answers, as methods."""
+
+    def __init__(self, setup: str, threads: int):
+        module, _, function = setup.partition(":")
+        self.setup = getattr(importlib.import_module(module), function)
+        self.threads = threads
+        self.call = self.limit = self.repeat = self.seconds = None
+
+    def prepare(self, case, seed, rows, with_limit):
+        """Set the case up and give what it computes in the given query rows, for the caller to verify."""
+        self.call = self.limit = self.repeat = None     # lets go of the last case's arrays first
+        arrays, options = case.make(seed)
+        self.call = self.setup(case, arrays, options, self.threads)
+        result = self.call()
+        results = result if wanted(options) else (result,)
+        chosen = [np.ascontiguousarray(each[..., rows, :]) for each in results]
+        if with_limit:
+            from attnc.bench.limits import limit_for
+
+            self.limit = limit_for(case, options)(case, arrays, options, self.threads)
+        settle()
+        return chosen
+
+    def warm(self):
+        """Find out how often to repeat the call in a sample; gives the name and the work of the limit, if asked for."""
+        self.repeat = calibrate(self.call)
+        self.seconds = seconds_per_call(self.call, self.repeat)
+        settle()
+        return self.limit and {"name": self.limit.name, "unit": self.limit.unit, "work": self.limit.work}
+
+    def sample(self):
+        """The mean time of a call now, between two probes of the limit if there is one."""
+        if self.seconds < LONG_SECONDS:
+            self.call()
+        before = self.limit and self.limit.probe()
+        seconds = seconds_per_call(self.call, self.repeat)
+        after = self.limit and self.limit.probe()
+        quiet = settle()
+        return {"seconds": seconds, "before": before, "after": after, "quiet": quiet}
+
+    def libraries(self):
+        """The BLAS libraries this contender has loaded."""
+        from attnc.bench.machine import blas
+
+        return blas()
+
+
+def serve():
+    """Answer commands until the other end closes; whatever the contender prints goes to standard error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C is for the parent, which then ends this process
+    commands, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    contender = None
+    while True:
+        try:
+            name, arguments = pickle.load(commands)
+        except EOFError:
+            return
+        try:
+            if name == "contender":
+                contender, value = Contender(*arguments), None
+            else:
+                value = getattr(contender, name)(*arguments)
+            reply = ("done", value)
+        except Unsupported as reason:
+            reply = ("unsupported", str(reason))
+        except Exception as error:
+            reply = ("failed", f"{type(error).__name__}: {error}")
+        pickle.dump(reply, replies, protocol=pickle.HIGHEST_PROTOCOL)
+        replies.flush()

@@ -1,0 +1,245 @@
+"""The parity benchmark: every contender is right or refused, the rounds are paired, the result is whole."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc import reference
+from attnc.bench import Unsupported, cases, chain, machine, parity, peers, report, runner, timing
+from attnc.datasets import load
+
+TINY = cases.SETS["tiny"]
+PEER_CASES = (
+    cases.case(2, 3, 7, 7, 16),
+    cases.case(1, 2, 9, 9, 16, causal=True),
+    cases.case(1, 2, 5, 9, 16, causal=True),                # wider than high: the triangle must be bottom-right
+    cases.case(2, (4, 2), 6, 8, 16),
+    cases.case(1, 2, 9, 9, 16, scale=0.3),
+    cases.case(1, 2, 9, 9, 8, "float64", causal=True),
+    cases.case(1, 2, 9, 9, 16, "float16"),
+    cases.case(1, 2, 5, 9, 16, causal=True, want=("weights",)),
+)
+
+
+def setup_of(name):
+    return getattr(peers, peers.CONTENDERS[name].partition(":")[2])
+
+
+def arrays_of(result):
+    return result if isinstance(result, (tuple, list)) else (result,)
+
+
+@pytest.mark.parametrize("case", PEER_CASES, ids=str)
+@pytest.mark.parametrize("name", peers.CONTENDERS)
+def test_a_contender_computes_the_case_or_says_why_not(name, case):
+    arrays, options = case.make(0)
+    expected = parity.Expected(case, 0)
+    try:
+        call = setup_of(name)(case, arrays, options, 1)
+    except Unsupported as reason:
+        assert name not in ("attnc", "twin", "numpy") and str(reason)
+        pytest.skip(f"{name}: {reason}")
+    error, tolerance = expected.judge(arrays_of(call()))
+    assert error <= tolerance
+    again = arrays_of(call())
+    assert expected.judge(again) == (error, tolerance)
+
+
+@pytest.mark.parametrize("name", ["twin", "numpy", "torch"])
+def test_a_contender_takes_bfloat16(name):
+    pytest.importorskip("ml_dtypes")
+    case = cases.case(1, 2, 9, 9, 16, "bfloat16")
+    try:
+        call = setup_of(name)(case, *case.make(0), 1)
+    except Unsupported as reason:
+        pytest.skip(f"{name}: {reason}")
+    error, tolerance = parity.Expected(case, 0).judge(arrays_of(call()))
+    assert error <= tolerance
+
+
+def test_the_composite_in_slices_is_the_same(monkeypatch):
+    case = cases.case(2, (4, 2), 6, 8, 16, want=("weights",))
+    whole = setup_of("numpy")(case, *case.make(0), 1)()
+    monkeypatch.setattr(peers, "COMPOSITE_BYTES", 1)
+    for part, full in zip(setup_of("numpy")(case, *case.make(0), 1)(), whole, strict=True):
+        np.testing.assert_allclose(part, full, rtol=0, atol=1e-6)
+
+
+def test_an_option_a_peer_lacks_is_refused():
+    case = cases.case(1, 1, 4, 4, 8, softcap=5.0)
+    with pytest.raises(Unsupported, match="softcap"):
+        setup_of("numpy")(case, *case.make(0), 1)
+
+
+def test_rows_of_a_large_case_are_sampled_from_first_to_last(monkeypatch):
+    case = cases.case(1, (4, 2), 50, 60, 8, causal=True, want=("weights",))
+    monkeypatch.setitem(parity.VERIFIED_SCORES, "narrower", 4 * 60 * 7)
+    expected = parity.Expected(case, 3)
+    assert len(expected.rows) == 7 and expected.rows[0] == 0 and expected.rows[-1] == 49
+    arrays, options = case.make(3)
+    whole = reference.attention(*arrays, **options)
+    error, tolerance = expected.judge([whole.output[..., expected.rows, :], whole.weights[..., expected.rows, :]])
+    assert error <= tolerance
+    error, tolerance = expected.judge([whole.output[..., expected.rows, :], whole.weights[..., expected.rows - 1, :]])
+    assert error > tolerance
+
+
+# Contenders of the tests, found by their module and name in a worker's process.
+
+def setup_right(case, arrays, options, threads):
+    return setup_of("numpy")(case, arrays, options, threads)
+
+
+def setup_slow(case, arrays, options, threads):
+    call = setup_right(case, arrays, options, threads)
+
+    def slow():
+        time.sleep(0.03)
+        return call()
+
+    return slow
+
+
+def setup_wrong(case, arrays, options, threads):
+    right = setup_right(case, arrays, options, threads)
+
+    def call():
+        results = [np.array(each) for each in arrays_of(right())]
+        results[-1][..., -1, -1] += 0.001
+        return results if len(results) > 1 else results[0]
+
+    return call
+
+
+def setup_dying(case, arrays, options, threads):
+    sys.exit(3)
+
+
+def setup_talking(case, arrays, options, threads):
+    print("hello on standard output")
+    return setup_right(case, arrays, options, threads)
+
+
+def setup_broken(case, arrays, options, threads):
+    raise RuntimeError("out of order")
+
+
+@pytest.fixture
+def contenders(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return {"attnc": peers.CONTENDERS["attnc"]} | {
+        name: f"{Path(__file__).stem}:setup_{name}" for name in ("slow", "wrong", "dying", "talking", "broken")}
+
+
+def test_a_run_is_whole_and_refuses_what_is_wrong(contenders):
+    told = []
+    result = runner.run(TINY[:1], contenders=contenders, threads=1, rounds=3, progress=told.append)
+    assert len(told) == runner.steps(TINY[:1], contenders, 3)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert_schema(result)
+    assert result["passed"] and result["machine"]["threads"] == 1
+    entries = result["cases"][0]["contenders"]
+    assert entries["wrong"]["failed"].startswith("wrong: error") and entries["wrong"]["error"] > 0
+    assert "status 3" in entries["dying"]["failed"]
+    assert entries["broken"]["failed"] == "RuntimeError: out of order"
+    assert not any("ratio" in entries[name] or "seconds" in entries[name] for name in ("wrong", "dying", "broken"))
+    assert "ratio" in entries["talking"]
+    assert entries["slow"]["seconds"] >= 0.03 and entries["slow"]["ratio"]["min"] > entries["talking"]["ratio"]["min"]
+    text = report.speed_table(result) + "\n".join(report.notes(result))
+    assert "slow / attnc" in text and "wrong / attnc" not in text and "No wrong: wrong: error" in text
+
+
+def test_attnc_itself_is_verified_first(contenders):
+    lying = {"attnc": contenders["wrong"], "right": contenders["talking"]}
+    result = runner.run(TINY[:1], contenders=lying, threads=1, rounds=2)
+    assert not result["passed"]
+    case = result["cases"][0]
+    assert case["failed"].startswith("wrong: error") and "share" not in case
+    assert "ratio" not in case["contenders"]["right"]
+    assert "FAIL: wrong" in report.speed_table(result)
+
+
+def test_every_limit_is_measured():
+    result = runner.run(TINY, contenders={"attnc": peers.CONTENDERS["attnc"]}, threads=2, rounds=2)
+    assert_schema(result)
+    assert [case["limit"]["name"] for case in result["cases"]] == ["fma", "read", "weights", "read"]
+    assert {"plain", "fill", "fill_again"} <= result["cases"][2]["limit"].keys()
+    assert "1.3 x filling" in "\n".join(report.notes(result))
+
+
+def assert_schema(result):
+    assert set(result) == {"format", "machine", "versions", "blas", "commit", "environment", "settings", "cases",
+                           "passed"}
+    assert result["format"] == runner.FORMAT
+    assert {"cpu", "cores", "platform", "isa", "threads"} == set(result["machine"])
+    assert {"python", "numpy", "attnc"} <= set(result["versions"])
+    for case in result["cases"]:
+        assert {"name", "dtype", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "options", "flops",
+                "bytes", "contenders", "limit", "share"} == set(case)
+        assert {"name", "unit", "work", "rate"} <= set(case["limit"]) and case["limit"]["rate"] > 0
+        for spread in (case["share"], *(entry["ratio"] for entry in case["contenders"].values() if "ratio" in entry)):
+            assert 0 < spread["min"] <= spread["median"] <= spread["max"]
+
+
+def test_one_case_per_name_and_every_set_can_be_chosen_from():
+    for name, chosen in cases.SETS.items():
+        assert len({case.name for case in chosen}) == len(chosen), name
+        assert cases.select(name) == chosen
+    assert [case.name for case in cases.select("full", "f64*causal")] == [
+        "f64 1,12,1024,1024,64 causal", "f64 1,32/8,2048,2048,128 causal", "f64 1,8,8192,8192,128 causal"]
+    with pytest.raises(ValueError, match="no case of the tiny set matches 'nothing'"):
+        cases.select("tiny", "nothing")
+
+
+def result_with(share, threads=2, isa="base"):
+    return {"machine": {"isa": isa, "threads": threads}, "cases": [{"name": "a", "share": {"median": share}}]}
+
+
+def test_a_share_that_fell_is_a_regression():
+    assert report.regressions(result_with(0.80), result_with(0.71)) == []
+    assert report.regressions(result_with(0.80), result_with(0.69)) == ["a: share fell from 80% to 69%"]
+    assert report.regressions(result_with(0.80), result_with(0.80) | {"cases": []}) == ["a: was 80%, now missing"]
+    failed = result_with(0.80) | {"cases": [{"name": "a", "failed": "wrong"}]}
+    assert report.regressions(result_with(0.80), failed) == ["a: was 80%, now failed"]
+    for other in ({"threads": 1}, {"isa": "avx2"}):
+        with pytest.raises(ValueError, match="cannot compare"):
+            report.regressions(result_with(0.8), result_with(0.8, **other))
+
+
+def test_samples_repeat_a_fast_call_and_not_a_slow_one():
+    calls = []
+    repeat = timing.calibrate(lambda: calls.append(None) or time.sleep(0.001), target=0.02)
+    assert 2 <= repeat <= 40 and calls
+    assert timing.calibrate(lambda: time.sleep(0.03), target=0.02) == 1
+
+
+def test_rest_is_waited_for():
+    assert timing.settle()
+
+
+def test_the_chain_shows_the_weight_the_data_set_names():
+    data = load("turkish")
+    text, norm = chain.chain(data)
+    (line,) = [line for line in text.splitlines() if data.tokens[data.columns[0]] in line]
+    raw, scaled, weight = (float(cell) for cell in line.split("|")[2:5])
+    head = (data.query[data.head], data.key[data.head], data.value[data.head])
+    expected = reference.attention_weights(*head[:2])[data.rows[0], data.columns[0]]
+    assert weight == pytest.approx(float(expected), abs=1e-4)
+    assert scaled == pytest.approx(raw / data.query.shape[-1] ** 0.5, abs=1e-3)
+    assert norm == pytest.approx(float(np.linalg.norm(reference.attention(*head)[data.rows[0]])), rel=1e-5)
+    assert data.sentence in chain.describe(data)
+
+
+def test_a_forced_blas_kernel_is_told(monkeypatch):
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    monkeypatch.delenv("OPENBLAS_L2_SIZE", raising=False)
+    assert machine.warnings() == []
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    assert "OPENBLAS_CORETYPE=Haswell" in machine.warnings()[0]
+    assert machine.describe(2)["environment"]["OPENBLAS_CORETYPE"] == "Haswell"
+    assert machine.describe(2)["machine"]["isa"] == attnc.isa()

@@ -1,0 +1,106 @@
+"""The command line: what it prints, its exit status, and that a wrong function does not pass."""
+
+import json
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc.__main__ import main
+
+
+def test_info_as_text_and_as_json(capsys):
+    assert main(["info"]) == 0
+    assert attnc.isa() in capsys.readouterr().out
+    assert main(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["isa"] == attnc.isa()
+
+
+def test_check_passes_and_names_every_function(capsys):
+    assert main(["check"]) == 0
+    text = capsys.readouterr().out
+    for function in ("attention_scores", "softmax", "log_softmax", "attention_weights", "weighted_sum", "attention"):
+        assert f"| {function} " in text
+    assert "turkish" in text and "coreference" in text and "pass" in text and "FAIL" not in text
+
+
+@pytest.mark.parametrize("function", ["attention_scores", "softmax", "log_softmax", "attention_weights",
+                                      "weighted_sum"])
+def test_check_fails_when_one_element_of_a_function_is_wrong(function, monkeypatch, capsys):
+    right = getattr(attnc, function)
+
+    def wrong(*arguments, **options):
+        result = np.array(right(*arguments, **options))
+        result[..., -1, -1] *= 1 + 64 * 2.0**-10
+        return result
+
+    monkeypatch.setattr(attnc, function, wrong)
+    assert main(["check"]) == 1
+    text = capsys.readouterr().out
+    assert "FAIL" in text
+    assert all(line.startswith(f"| {function} ") for line in text.splitlines() if line.endswith("FAIL |"))
+
+
+def test_check_fails_when_the_fused_function_gives_nan(monkeypatch, capsys):
+    right = attnc.attention
+
+    def wrong(*arguments, want=(), **options):
+        result = right(*arguments, want=want, **options)
+        if not want:
+            result[..., 0, 0] = np.nan
+        return result
+
+    monkeypatch.setattr(attnc, "attention", wrong)
+    assert main(["check"]) == 1
+    assert "inf" in capsys.readouterr().out
+
+
+def test_bench_measures_nothing_when_parity_fails(monkeypatch, capsys):
+    right = attnc.softmax
+    monkeypatch.setattr(attnc, "softmax", lambda x, axis=-1: right(x, axis) * 1.01)
+    assert main(["bench", "--tiny", "--rounds", "2"]) == 1
+    text = capsys.readouterr().out
+    assert "FAIL" in text and "share of limit" not in text
+
+
+def test_bench_writes_json_and_compares_with_it(tmp_path, capsys):
+    file = tmp_path / "result.json"
+    arguments = ["bench", "--tiny", "--cases", "1,4/2,9", "--rounds", "2", "--threads", "1", "--peers", "numpy"]
+    assert main([*arguments, "--json", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "share of limit" in text and "numpy / attnc" in text and "twin / attnc" not in text
+    result = json.loads(file.read_text(encoding="utf-8"))
+    assert [case["name"] for case in result["cases"]] == ["f32 1,4/2,9,9,8 causal"]
+    result["cases"][0]["share"]["median"] += 0.5
+    file.write_text(json.dumps(result), encoding="utf-8")
+    assert main([*arguments, "--compare", str(file)]) == 1
+    assert "SLOWER f32 1,4/2,9,9,8 causal: share fell" in capsys.readouterr().out
+    result["cases"][0]["share"]["median"] = 0.0
+    file.write_text(json.dumps(result), encoding="utf-8")
+    assert main([*arguments, "--compare", str(file)]) == 0
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["bench", "--cases", "nothing"], "no case of the full set"),
+    (["bench", "--peers", "numpi"], "no peer named numpi"),
+    (["bench", "--compare", "missing.json"], "missing.json"),
+])
+def test_a_bad_request_is_status_2_and_says_why(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench", "--rounds", "0"], ["bench", "--threads", "-1"], ["fly"]])
+def test_a_wrong_command_line_is_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+
+
+def test_another_instruction_set_takes_another_process(capfd):
+    available = [name for name in attnc.show_config()["available"] if name != attnc.isa()]
+    if available:
+        assert main(["check", "--isa", available[0]]) == 0
+        assert f"instruction set {available[0]}," in capfd.readouterr().out
+    assert main(["check", "--isa", "abacus"]) != 0
+    assert "abacus" in capfd.readouterr().err
