@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
     isa = getattr(options, "isa", None)
-    if isa and isa != attnc.isa():
+    if isa and isa not in (attnc.isa(), os.environ.get("ATTNC_ISA")):
         # Kernels are chosen once, at import: another set takes another process.
         command = runner.child(f"from attnc.__main__ import main; sys.exit(main({arguments!r}))")
         return subprocess.call(command, env=os.environ | {"ATTNC_ISA": isa})
@@ -64,6 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"{error}", file=sys.stderr)
         return 2
+    except runner.Failed as error:
+        print(f"a contender cannot start: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

@@ -243,3 +243,13 @@ def test_a_forced_blas_kernel_is_told(monkeypatch):
     assert "OPENBLAS_CORETYPE=Haswell" in machine.warnings()[0]
     assert machine.describe(2)["environment"]["OPENBLAS_CORETYPE"] == "Haswell"
     assert machine.describe(2)["machine"]["isa"] == attnc.isa()
+
+
+def test_a_contender_that_cannot_start_leaves_no_process(monkeypatch):
+    started = []
+    popen = runner.subprocess.Popen
+    monkeypatch.setattr(runner.subprocess, "Popen", lambda *args, **options: started.append(popen(*args, **options))
+                        or started[-1])
+    with pytest.raises(runner.Failed, match="no_such_module"):
+        runner.run(TINY[:1], contenders={"attnc": "no_such_module:setup"}, threads=1)
+    assert len(started) == 1 and started[0].poll() is not None

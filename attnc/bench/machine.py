@@ -86,5 +86,5 @@ def warnings() -> list[str]:
         return []
     settings = " and ".join(f"{name}={os.environ[name]}" for name in forced)
     unset = " ".join(f"-u {name}" for name in forced)
-    return [f"{settings}: the BLAS of NumPy and torch is held back, and ratios to them flatter attnc. "
-            f"Fair: env {unset} {os.path.basename(sys.executable)} -m attnc bench"]
+    return [f"{settings}: OpenBLAS may not choose its own kernels, so ratios to NumPy (and to a torch built on it) "
+            f"flatter attnc. Fair: env {unset} {os.path.basename(sys.executable)} -m attnc bench"]

@@ -37,6 +37,8 @@ def notes(result: dict) -> list[str]:
     if any(case.get("limit", {}).get("name") == "weights" for case in result["cases"]):
         lines.append("Limit \"weights\": 1.1 x the same call without weights + 1.3 x filling a new array of their "
                      "shape; 100% or more is within it.")
+    lines += [f"BLAS of {name}: {', '.join(loaded)}." for name, loaded in result["blas"].items()
+              if loaded and name in _contenders(result)]
     reasons = {}
     for case in result["cases"]:
         for name, entry in case["contenders"].items():

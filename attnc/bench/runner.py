@@ -11,6 +11,7 @@ import attnc
 from attnc.bench import Unsupported, machine
 from attnc.bench.parity import Expected
 from attnc.bench.peers import CONTENDERS
+from attnc.bench.timing import settle
 
 FORMAT = 1
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -33,7 +34,11 @@ class Worker:
         environment = os.environ | {variable: str(threads) for variable in _THREAD_VARIABLES}
         self.process = subprocess.Popen(child("from attnc.bench.worker import serve; serve()"), env=environment,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.ask("contender", setup, threads)
+        try:
+            self.ask("contender", setup, threads)
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, command: str, *arguments):
         """Send one command and give its value; raises Unsupported or Failed with the reason."""
@@ -111,6 +116,7 @@ def _measure(case, workers, rounds, seed, progress) -> dict:
     """One case: verify every contender, then let those that are right run in rounds."""
     progress(f"{case.name}: reference")
     expected = Expected(case, seed)
+    settle()
     entries, ready, limit = {}, {}, None
     for name, worker in workers.items():
         progress(f"{case.name}: verifying {name}")
