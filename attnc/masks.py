@@ -8,7 +8,7 @@ from ._checks import Args, integer, scalars
 from ._checks.attention import broadcast_batch
 from ._checks.options import integers
 
-__all__ = ["alibi_slopes", "causal_mask", "window_mask", "length_mask", "segment_mask"]
+__all__ = ["alibi_slopes", "causal_mask", "length_mask", "segment_mask", "window_mask"]
 
 
 def causal_mask(q_len: int, kv_len: int, q_offset: int | np.ndarray | None = None) -> np.ndarray:

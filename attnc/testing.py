@@ -12,7 +12,7 @@ from ._checks import attention_args
 from .reference import _attention
 from .results import AttentionResult
 
-__all__ = ["Case", "exact_attention", "tolerance", "error_and_tolerance", "assert_within"]
+__all__ = ["Case", "assert_within", "error_and_tolerance", "exact_attention", "tolerance"]
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,17 @@ class Case:
 
     def _visible(self) -> int:
         """How many (batch, query head, row, key) there are; one head stands for all if no option tells them apart."""
-        options = {name: value for name, value in self.options if name not in _BLIND}
+        options = {name: value for name, value in self.options if name not in _HIDE_NOTHING}
         if not options:
             return self.batch * self.q_heads * self.q_len * self.kv_len
         heads = self.q_heads if options.keys() & {"mask", "bias"} else 1
         rows, keys = (np.broadcast_to(np.float32(0), (self.batch, heads, length, 1))
                       for length in (self.q_len, self.kv_len))
-        return int(np.count_nonzero(masks.allowed(attention_args(rows, keys, None, **options)))) * self.q_heads // max(heads, 1)
+        visible = masks.allowed(attention_args(rows, keys, None, **options))
+        return int(np.count_nonzero(visible)) * self.q_heads // max(heads, 1)
 
 
-_BLIND = ("want", "layout", "scale", "softcap", "alibi_slopes", "sinks", "num_threads")  # they hide no key
+_HIDE_NOTHING = ("want", "layout", "scale", "softcap", "alibi_slopes", "sinks", "num_threads")
 
 
 def _dtype(name: str) -> np.dtype:

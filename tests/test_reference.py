@@ -6,179 +6,12 @@ from itertools import product
 import ml_dtypes
 import numpy as np
 import pytest
+from slow import NAMES, Slow, assert_close, bounds, full_batch, problem, slow_softmax, some_option
 
 from attnc import reference
 from attnc.testing import exact_attention
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-
-
-def at(x, *index):
-    """The element that broadcasting puts at `index`: right-aligned, axes of length 1 repeat."""
-    x = np.asarray(x)
-    index = index[len(index) - x.ndim:]
-    return x[tuple(0 if length == 1 else i for length, i in zip(x.shape, index, strict=True))].item()
-
-
-class Slow:
-    """Attention one element at a time, in Python floats; arrays are (..., heads, length, dim)."""
-
-    def __init__(self, query, key, value, **options):
-        self.query, self.key, self.value, self.options = query, key, value, options
-        self.batch = np.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
-        self.q_heads, self.q_len, self.dim = query.shape[-3:]
-        self.kv_heads, self.kv_len = key.shape[-3:-1]
-
-    def get(self, name, default, *index):
-        option = self.options.get(name)
-        return default if option is None else at(option, *index)
-
-    def lengths(self, b):
-        return self.get("q_lengths", self.q_len, *b), self.get("kv_lengths", self.kv_len, *b)
-
-    def position(self, b, i):
-        q_length, kv_length = self.lengths(b)
-        return i + self.get("q_offset", kv_length - q_length, *b)
-
-    def padding(self, b, i, j):
-        q_length, kv_length = self.lengths(b)
-        return i >= q_length or j >= kv_length
-
-    def sees(self, b, h, i, j):
-        p = self.position(b, i)
-        left, right = self.options.get("window") or (None, None)
-        segment = self.get("q_segments", 0, *b, i)
-        return not (
-            self.padding(b, i, j)
-            or not self.get("mask", True, *b, h, i, j)
-            or not self.get("key_mask", True, *b, j)
-            or self.get("bias", 0.0, *b, h, i, j) == -math.inf
-            or (self.options.get("causal", False) and j > p)
-            or (left is not None and j < p - left)
-            or (right is not None and j > p + right)
-            or segment < 0
-            or segment != self.get("k_segments", 0, *b, j))
-
-    def score(self, b, h, i, j, stage="masked"):
-        if self.padding(b, i, j) or (stage == "masked" and not self.sees(b, h, i, j)):
-            return -math.inf
-        group = self.q_heads // self.kv_heads
-        s = 0.0
-        for d in range(self.dim):
-            s += at(self.query, *b, h, i, d) * at(self.key, *b, h // group, j, d)
-        if stage == "raw":
-            return s
-        scale = self.options.get("scale")
-        s *= 1 / math.sqrt(self.dim) if scale is None else scale
-        softcap = self.options.get("softcap")
-        if stage == "scaled" or softcap is None and stage == "capped":
-            return s
-        s = s if softcap is None else softcap * math.tanh(s / softcap)
-        if stage == "capped":
-            return s
-        slope = self.get("alibi_slopes", 0.0, *b, h)
-        return s + self.get("bias", 0.0, *b, h, i, j) - slope * abs(self.position(b, i) - j)
-
-    def row(self, b, h, i):
-        """Weights and lse of one row."""
-        scores = [self.score(b, h, i, j) for j in range(self.kv_len)]
-        logits = [s for s in scores if s != -math.inf]
-        if self.options.get("sinks") is not None and i < self.lengths(b)[0]:
-            logits.append(at(self.options["sinks"], h))
-        if not logits or max(logits) == -math.inf:
-            return [0.0] * self.kv_len, -math.inf
-        largest = max(logits)
-        lse = largest + math.log(math.fsum(math.exp(s - largest) for s in logits))
-        return [math.exp(s - lse) for s in scores], lse
-
-    def attention(self):
-        """Output, lse and weights."""
-        rows = (*self.batch, self.q_heads, self.q_len)
-        output, lse = np.zeros((*rows, self.value.shape[-1])), np.zeros(rows)
-        weights = np.zeros((*rows, self.kv_len))
-        group = self.q_heads // self.kv_heads
-        for index in np.ndindex(rows):
-            *b, h, i = index
-            weights[index], lse[index] = self.row(b, h, i)
-            for d in range(self.value.shape[-1]):
-                output[index][d] = math.fsum(weights[index][j] * at(self.value, *b, h // group, j, d)
-                                             for j in range(self.kv_len))
-        return output, lse, weights
-
-    def scores(self, stage):
-        scores = np.zeros((*self.batch, self.q_heads, self.q_len, self.kv_len))
-        for *b, h, i, j in np.ndindex(scores.shape):
-            scores[(*b, h, i, j)] = self.score(b, h, i, j, stage)
-        return scores
-
-
-BATCHES = [((), (), ()), ((2,), (2,), (2,)), ((2, 1), (3,), (1, 3)), ((1,), (2,), (2,)), ((), (2,), ())]
-NAMES = ("mask", "key_mask", "bias", "causal", "window", "q_offset", "scale", "softcap", "alibi_slopes", "sinks",
-         "segments", "q_lengths", "kv_lengths")
-
-
-def some_option(name, random, batch, heads, q_len, kv_len):
-    """A random value of an option, in one of the shapes that it may have."""
-    per_batch = batch if random.random() < 0.7 else ()
-    full = (*per_batch, heads, q_len, kv_len)
-    shape = tuple(1 if random.random() < 0.3 else n for n in full)[random.integers(len(full)):]
-    if name == "segments":
-        return {"q_segments": random.integers(-1, 2, (*per_batch, q_len)),
-                "k_segments": random.integers(-1, 2, (*batch, kv_len))}
-    return {name: {
-        "mask": lambda: random.random(shape) < 0.7,
-        "key_mask": lambda: random.random((*per_batch, kv_len)) < 0.7,
-        "bias": lambda: np.where(random.random(shape) < 0.2, -np.inf, random.standard_normal(shape)),
-        "causal": lambda: True,
-        "window": lambda: tuple(None if random.random() < 0.3 else int(random.integers(4)) for _ in "lr"),
-        "q_offset": lambda: random.integers(-2, kv_len + 2, per_batch),
-        "scale": lambda: float(random.choice([0.0, -0.7, 0.3, 2.0])),
-        "softcap": lambda: float(random.choice([0.5, 3.0])),
-        "alibi_slopes": lambda: random.random((*per_batch, heads)),
-        "sinks": lambda: np.where(random.random(heads) < 0.3, -np.inf, random.standard_normal(heads)),
-        "q_lengths": lambda: random.integers(0, q_len + 1, per_batch),
-        "kv_lengths": lambda: random.integers(0, kv_len + 1, per_batch),
-    }[name]()}
-
-
-def problem(seed, chance=0.4):
-    """Random arrays and options; each option is on with probability `chance`."""
-    random = np.random.default_rng(seed)
-    batches = BATCHES[seed % len(BATCHES)]
-    q_heads, kv_heads = [(2, 2), (4, 2), (3, 1)][seed % 3]
-    q_len, kv_len, dim, value_dim = (int(random.integers(1, n)) for n in (5, 7, 5, 4))
-    shapes = (q_heads, q_len, dim), (kv_heads, kv_len, dim), (kv_heads, kv_len, value_dim)
-    arrays = [random.standard_normal((*batch, *shape)) for batch, shape in zip(batches, shapes, strict=True)]
-    options = {}
-    for name in NAMES:
-        if random.random() < chance:
-            options |= some_option(name, random, np.broadcast_shapes(*batches), q_heads, q_len, kv_len)
-    return arrays, options
-
-
-def assert_close(got, wanted, bound):
-    """Equal where not finite, else within the bound."""
-    assert got.shape == wanted.shape
-    finite = np.isfinite(wanted)
-    np.testing.assert_array_equal(np.where(finite, 0, got), np.where(finite, 0, wanted))
-    assert np.isfinite(got[finite]).all()
-    error = np.abs(got[finite].astype(np.float64) - wanted[finite]).max(initial=0)
-    assert error <= bound, f"error {error} above {bound}"
-
-
-def bounds(arrays, options, eps):
-    """Forward error bounds of scores, weights and output: each product and sum rounds once."""
-    query, key, value = (np.abs(x.astype(np.float64)) for x in arrays)
-    scale = options.get("scale")
-    largest = query.max() * key.max() * query.shape[-1] * abs(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    for name in ("bias", "alibi_slopes", "sinks"):
-        extra = np.abs(np.asarray(options.get(name, 0.0), np.float64))
-        extra = extra[np.isfinite(extra)].max(initial=0)
-        largest += extra * (20 if name == "alibi_slopes" else 1)
-    score = (query.shape[-1] + 8) * eps * max(largest, 1)
-    weight = 2 * score + (key.shape[-2] + 8) * eps
-    return {"scores": score, "lse": score + (key.shape[-2] + 8) * eps, "weights": weight,
-            "output": key.shape[-2] * weight * value.max()}
 
 
 @pytest.mark.parametrize("seed", range(90))
@@ -230,12 +63,6 @@ def test_stages(stage, seed):
     bound = 4 * bounds(arrays, {**options, "scale": 1.0}, np.finfo(float).eps)["scores"]
     got = reference.attention_scores(query, key, stage=stage, **options)
     assert_close(got, Slow(*arrays, **options).scores(stage), bound)
-
-
-def full_batch(arrays):
-    """Query and key with the batch axes that they have together with value."""
-    batch = np.broadcast_shapes(*(x.shape[:-3] for x in arrays))
-    return [np.broadcast_to(x, (*batch, *x.shape[-3:])) for x in arrays[:2]]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -307,10 +134,8 @@ DTYPES = [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.floa
 @pytest.mark.parametrize("first, second", list(product(DTYPES, DTYPES)), ids=str)
 def test_promotion(first, second):
     counts = [np.dtype(np.float64) if dtype.kind in "bi" else dtype for dtype in (first, second)]
-    if counts[0] == counts[1]:
-        wanted = counts[0]
-    else:
-        wanted = np.dtype(np.float64 if np.float64 in counts else np.float32)
+    wider = np.dtype(np.float64 if np.float64 in counts else np.float32)
+    wanted = counts[0] if counts[0] == counts[1] else wider
     got = reference.attention(np.ones((2, 3), first), np.ones((2, 3), second), np.ones((2, 3), first), want="lse")
     assert got.output.dtype == wanted
     assert got.lse.dtype == (np.float64 if wanted == np.float64 else np.float32)
@@ -429,21 +254,6 @@ def test_no_input_is_written():
 
 
 # Stages of their own
-
-def slow_softmax(x, where, log):
-    """Along the last axis, one element at a time."""
-    result = np.full(x.shape, -np.inf if log else 0.0)
-    for row in np.ndindex(x.shape[:-1]):
-        chosen = [j for j in range(x.shape[-1]) if where[row][j]]
-        if not chosen:
-            continue
-        largest = max(x[row][j] for j in chosen)
-        total = math.fsum(math.exp(x[row][j] - largest) for j in chosen)
-        for j in chosen:
-            share = x[row][j] - largest - math.log(total)
-            result[row][j] = share if log else math.exp(share)
-    return result
-
 
 @pytest.mark.parametrize("axis", [-1, 0, 1, (0, 2), (-1, 1), None, ()], ids=str)
 @pytest.mark.parametrize("masked", [False, True])

@@ -4,5 +4,13 @@ from .attention import Args, attention_args
 from .scalars import check_num_threads, integer
 from .stages import SoftmaxArgs, WeightedSumArgs, softmax_args, weighted_sum_args
 
-__all__ = ["Args", "attention_args", "SoftmaxArgs", "softmax_args", "WeightedSumArgs", "weighted_sum_args",
-           "check_num_threads", "integer"]
+__all__ = [
+           "Args",
+           "SoftmaxArgs",
+           "WeightedSumArgs",
+           "attention_args",
+           "check_num_threads",
+           "integer",
+           "softmax_args",
+           "weighted_sum_args",
+]

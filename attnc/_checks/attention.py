@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from . import options, scalars
-from .arrays import FLOAT32, FLOAT64, accumulator, float_array, promoted
+from .arrays import FLOAT32, accumulator, float_array, promoted
 from .output import check_out
 
 
@@ -18,9 +18,38 @@ class Args:
     """
 
     __slots__ = (
-        "query", "key", "value", "two_d", "layout", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim",
-        "value_dim", "dtype", "acc", "mask", "key_mask", "bias", "causal", "window", "q_offset", "scale", "softcap",
-        "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths", "want", "out", "num_threads")
+        "acc",
+        "alibi_slopes",
+        "batch",
+        "bias",
+        "causal",
+        "dtype",
+        "head_dim",
+        "k_segments",
+        "key",
+        "key_mask",
+        "kv_heads",
+        "kv_len",
+        "kv_lengths",
+        "layout",
+        "mask",
+        "num_threads",
+        "out",
+        "q_heads",
+        "q_len",
+        "q_lengths",
+        "q_offset",
+        "q_segments",
+        "query",
+        "scale",
+        "sinks",
+        "softcap",
+        "two_d",
+        "value",
+        "value_dim",
+        "want",
+        "window",
+    )
 
     @property
     def out_shape(self) -> tuple:
@@ -124,10 +153,12 @@ def _check_inputs(a: Args, query, key, value) -> None:
 
 def _check_ranks(layout: str, query, key, value) -> None:
     """Raise unless all are 2-D and the layout allows it."""
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x is not None and x.ndim != 2:
-            raise ValueError(f"{name} has {x.ndim} axes, shape {x.shape}; wanted (length, dim) for all of query, key "
-                             "and value, or (batch..., heads, length, dim) for all")
+    given = {name: x for name, x in (("query", query), ("key", key), ("value", value)) if x is not None}
+    if any(x.ndim != 2 for x in given.values()):
+        name, x = min(given.items(), key=lambda item: item[1].ndim)
+        shapes = ", ".join(f"{name} {x.shape}" for name, x in given.items())
+        raise ValueError(f"{name} has {x.ndim} axes; wanted (length, dim) for each of {', '.join(given)}, "
+                         f"or (batch..., heads, length, dim) for each: {shapes}")
     if layout == "bnhd":
         raise ValueError(f"query has 2 axes, shape {query.shape}; layout='bnhd' wanted (batch..., length, heads, dim)")
 

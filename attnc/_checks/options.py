@@ -90,9 +90,10 @@ def integers(name: str, x, low: int = -2**63, high: int = 2**63 - 1) -> np.ndarr
     """`x` as int64, every element from `low` to `high`."""
     if isinstance(x, numbers.Integral):
         return np.array(integer(name, x, low, high), INT64)
-    x = as_array(name, x)
+    given, x = x, as_array(name, x)
     if x.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be an integer or an array of integers, got {describe(x)}")
+        came = describe(given if x.ndim == 0 else x)
+        raise TypeError(f"{name} must be an integer or an array of integers, got {came}")
     if x.size and not (low <= int(x.min()) and int(x.max()) <= high):
         raise ValueError(f"{name} must be from {low} to {high}, got values from {x.min()} to {x.max()}")
     return x.astype(INT64, copy=False)

@@ -9,5 +9,12 @@ from ._attention import attention, attention_weights, weighted_sum
 from ._scores import attention_scores
 from ._softmax import log_softmax, softmax
 
-__all__ = ["attention", "attention_scores", "attention_weights", "weighted_sum", "softmax", "log_softmax",
-           "alibi_slopes"]
+__all__ = [
+           "alibi_slopes",
+           "attention",
+           "attention_scores",
+           "attention_weights",
+           "log_softmax",
+           "softmax",
+           "weighted_sum",
+]

@@ -17,7 +17,7 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
               ) -> np.ndarray | AttentionResult:
     """Softmax of the scores of query and key, times value: the definition of `attnc.attention`.
 
-    Row ``i`` stands at position ``p = i + q_offset``, key ``j`` at ``j``; the row sees the keys that every mask allows::
+    Row ``i`` stands at position ``p = i + q_offset``, key ``j`` at ``j``; the row sees the keys that all masks allow::
 
         score  = cap(scale * query[i] . key[j]) + bias[i, j] - slope * |p - j|      cap(x) = softcap * tanh(x / softcap)
         lse    = log(sum of exp(score) over the keys it sees, and exp(sink))
