@@ -17,39 +17,10 @@ class Args:
     Arrays keep their own shape, strides and alignment: batch axes and broadcast options are not expanded.
     """
 
-    __slots__ = (
-        "acc",
-        "alibi_slopes",
-        "batch",
-        "bias",
-        "causal",
-        "dtype",
-        "head_dim",
-        "k_segments",
-        "key",
-        "key_mask",
-        "kv_heads",
-        "kv_len",
-        "kv_lengths",
-        "layout",
-        "mask",
-        "num_threads",
-        "out",
-        "q_heads",
-        "q_len",
-        "q_lengths",
-        "q_offset",
-        "q_segments",
-        "query",
-        "scale",
-        "sinks",
-        "softcap",
-        "two_d",
-        "value",
-        "value_dim",
-        "want",
-        "window",
-    )
+    __slots__ = (  # noqa: RUF023 (in the order of meaning)
+        "query", "key", "value", "two_d", "layout", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim",
+        "value_dim", "dtype", "acc", "mask", "key_mask", "bias", "causal", "window", "q_offset", "scale", "softcap",
+        "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths", "want", "out", "num_threads")
 
     @property
     def out_shape(self) -> tuple:

@@ -78,7 +78,8 @@ def check_window(window) -> tuple | None:
         raise TypeError(f"window must be a pair (left, right), got {describe(window)}")
     if len(window) != 2:
         raise ValueError(f"window must be a pair (left, right), got {len(window)} elements: {window}")
-    sides = tuple(None if count is None else _side(name, count) for name, count in zip(("left", "right"), window, strict=True))
+    sides = tuple(None if count is None else _side(side, count)
+                  for side, count in zip(("left", "right"), window, strict=True))
     return None if sides == (None, None) else sides
 
 
