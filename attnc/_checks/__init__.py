@@ -5,12 +5,12 @@ from .scalars import check_num_threads, integer
 from .stages import SoftmaxArgs, WeightedSumArgs, softmax_args, weighted_sum_args
 
 __all__ = [
-           "Args",
-           "SoftmaxArgs",
-           "WeightedSumArgs",
-           "attention_args",
-           "check_num_threads",
-           "integer",
-           "softmax_args",
-           "weighted_sum_args",
+    "Args",
+    "SoftmaxArgs",
+    "WeightedSumArgs",
+    "attention_args",
+    "check_num_threads",
+    "integer",
+    "softmax_args",
+    "weighted_sum_args",
 ]

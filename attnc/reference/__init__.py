@@ -10,11 +10,11 @@ from ._scores import attention_scores
 from ._softmax import log_softmax, softmax
 
 __all__ = [
-           "alibi_slopes",
-           "attention",
-           "attention_scores",
-           "attention_weights",
-           "log_softmax",
-           "softmax",
-           "weighted_sum",
+    "alibi_slopes",
+    "attention",
+    "attention_scores",
+    "attention_weights",
+    "log_softmax",
+    "softmax",
+    "weighted_sum",
 ]
