@@ -22,7 +22,7 @@ DIRECTIVES = {
     "freethreading_compatible": True, "binding": False, "embedsignature": False,
 }
 ROOT = Path(__file__).resolve().parent
-HEADERS = sorted(str(p.relative_to(ROOT)) for pattern in ("*.h", "simd/*.h", "*.pxi", "*.pxd") for p in (ROOT / "src").glob(pattern))
+HEADERS = sorted(str(p.relative_to(ROOT)) for pattern in ("*.h", "simd/*.h", "*.pxi") for p in (ROOT / "src").glob(pattern))
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 LIMITED_API = [] if FREE_THREADED else [("Py_LIMITED_API", "0x030B0000")]
 

@@ -1,0 +1,33 @@
+"""Exact attention on the CPU for NumPy arrays, with the attention weights as a result."""
+
+from ._isa import isa
+from .attention import attention, attention_scores, attention_weights, weighted_sum
+from .config import show_config
+from .masks import alibi_slopes
+from .results import AttentionResult
+from .softmax import log_softmax, softmax
+from .threads import get_num_threads, set_num_threads, threads
+
+__all__ = [
+    "AttentionResult",
+    "alibi_slopes",
+    "attention",
+    "attention_scores",
+    "attention_weights",
+    "get_num_threads",
+    "isa",
+    "log_softmax",
+    "set_num_threads",
+    "show_config",
+    "softmax",
+    "threads",
+    "weighted_sum",
+]
+
+
+def __getattr__(name: str):
+    if name == "__version__":  # reading the metadata takes longer than the rest of the import
+        import importlib.metadata
+
+        return importlib.metadata.version("attnc")
+    raise AttributeError(f"module 'attnc' has no attribute {name!r}")

@@ -1,0 +1,46 @@
+"""Choose the kernels of the best instruction set that this processor and its operating system offer."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+
+try:
+    from . import _cpu
+except ImportError as error:
+    raise ImportError(
+        "attnc: the compiled kernels are missing. In a source tree, build them with 'pip install -e .' "
+        "(a C compiler is needed; 'make run' does all of it); otherwise install attnc from a wheel."
+    ) from error
+
+ORDER = ("avx512", "avx2", "base")  # best first
+
+
+def available() -> tuple[str, ...]:
+    """Instruction sets that are built and can run here, best first."""
+    return tuple(name for name in ORDER if name in _cpu.BUILT and _cpu.supports(name))
+
+
+def load(name: str) -> ModuleType:
+    """The kernel module of an instruction set; ImportError if it cannot run here."""
+    if name not in available():
+        why = "was left out when attnc was built" if name in _cpu.LEFT_OUT else "cannot run here"
+        raise ImportError(f"attnc: instruction set {name!r} {why}; available: {', '.join(available())}")
+    return importlib.import_module(f"attnc._kernels_{name}")
+
+
+def isa() -> str:
+    """The instruction set in use: ``"avx512"``, ``"avx2"`` or ``"base"``.
+
+    The environment variable ``ATTNC_ISA``, read when attnc is imported, chooses another one of those available.
+
+    Examples
+    --------
+    >>> isa() in available()
+    True
+    """
+    return kernels.__name__.rpartition("_kernels_")[2]
+
+
+kernels = load(os.environ.get("ATTNC_ISA") or available()[0])

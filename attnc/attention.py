@@ -1,0 +1,222 @@
+"""Attention and its links: scores, weights, weighted sum, and all of them fused; checked, allocated, and given to the kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import _call
+from ._checks import attention_args, weighted_sum_args
+from .results import AttentionResult
+
+
+def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
+              scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
+              q_lengths=None, kv_lengths=None, layout="bhnd", want=(), out=None, num_threads=None,
+              ) -> np.ndarray | AttentionResult:
+    """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, row by row, without the matrix of weights.
+
+    Row ``i`` stands at position ``i + q_offset``, key ``j`` at ``j``. With ``causal=True`` a row sees the keys up to its
+    own position; by default the last row sees the last key (bottom-right), here for 2 rows and 4 keys::
+
+        1 1 1 0
+        1 1 1 1
+
+    Parameters
+    ----------
+    query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
+        float32, float64, float16 or bfloat16 (ml_dtypes); bools and integers count as float64. Any strides.
+    key, value : array (..., kv_heads, kv_len, head_dim) and (..., kv_heads, kv_len, value_dim), or 2-D like `query`
+        Query head ``h`` reads head ``h // (q_heads // kv_heads)``. Leading axes broadcast.
+    mask : bool array, optional
+        True = attend; broadcasts to (..., q_heads, q_len, kv_len).
+    key_mask : bool array (batch..., kv_len), optional
+        True = attend, for all rows of a batch element.
+    bias : float array, optional
+        Added to the scores, read in place; broadcasts as `mask`. -inf means not allowed.
+    causal : bool
+        Only keys at or before the row's position.
+    window : tuple (left, right), optional
+        Only so many keys before and after the row's own position; None is unbounded. Costs work in proportion.
+    q_offset : int or int array (batch...), optional
+        Position of the first row; by default kv length - q length. 0 is top-left alignment.
+    scale : float, optional
+        By default ``1 / sqrt(head_dim)``.
+    softcap : float, optional
+        ``softcap * tanh(score / softcap)`` before the bias.
+    alibi_slopes : float array (q_heads,) or (batch..., q_heads), optional
+        Adds ``-slope * |position - j|``; see `attnc.alibi_slopes`.
+    sinks : float array (q_heads,), optional
+        A logit per head that takes part in the softmax and has no value; it is in the lse.
+    q_segments, k_segments : int array (batch..., q_len) and (batch..., kv_len), optional
+        A row sees keys of its own segment; a negative id sees nothing.
+    q_lengths, kv_lengths : int or int array (batch...), optional
+        Valid rows and keys of right-padded batches; what lies behind is never read.
+    layout : {"bhnd", "bnhd"}
+        Order of the last axes of query, key, value and output: heads before length or after it.
+    want : name or tuple of names
+        Out of ``"lse"`` (..., q_heads, q_len), ``"weights"`` and ``"scores"`` (..., q_heads, q_len, kv_len).
+    out : array, optional
+        Receives the output: exact shape and dtype, no memory shared with an input.
+    num_threads : int, optional
+        See `attnc.get_num_threads` for the default. The result has the same bits for any number.
+
+    Returns
+    -------
+    array (..., q_heads, q_len, value_dim), or AttentionResult
+        Output and weights in the promoted dtype of query, key and value; lse (natural log) and scores in float32, or
+        float64 if an input is float64. A row that sees no key: output 0, weights 0, lse -inf or its sink; a row of
+        padding -inf. A key that a row may not see never changes a bit of it, not even if it is NaN.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument, before any work.
+    MemoryError
+        If there is no memory for the result or the scratch.
+
+    Notes
+    -----
+    Keys are taken in blocks with a running maximum and sum of each row (Milakov and Gimelshein 2018; Dao et al. 2022).
+    `attnc.reference.attention` is the definition in plain NumPy.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> query, key, value = np.float32([[1, 0]]), np.float32([[1, 0], [0, 0]]), np.float32([[2, 4], [4, 8]])
+    >>> result = attention(query, key, value, scale=np.log(3), want="weights")
+    >>> result.weights
+    array([[0.75, 0.25]], dtype=float32)
+    >>> result.output
+    array([[2.5, 5. ]], dtype=float32)
+    """
+    a = attention_args(
+        query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+        scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, want=want, out=out,
+        num_threads=num_threads)
+    output = np.empty(a.out_shape, a.dtype) if out is None else out
+    view = output[None] if a.two_d else output.swapaxes(-2, -3) if a.layout == "bnhd" else output
+    if not a.want:
+        _call.run(_call.ATTEND, a, value=a.value, out=view)
+        return output
+    wanted = {name: np.empty(a.lse_shape if name == "lse" else a.weights_shape, a.dtype if name == "weights" else a.acc)
+              for name in a.want}
+    if "scores" in wanted:
+        _call.run(_call.SCORES, a, scores=wanted["scores"])
+    _call.run(_call.ATTEND, a, value=a.value, out=view, lse=wanted.get("lse"), weights=wanted.get("weights"))
+    return AttentionResult(output, **wanted)
+
+
+def attention_scores(query, key, *, stage="masked", mask=None, key_mask=None, bias=None, causal=False, window=None,
+                     q_offset=None, scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None,
+                     k_segments=None, q_lengths=None, kv_lengths=None, layout="bhnd", num_threads=None) -> np.ndarray:
+    """Scores of every query with every key: how well they match, before the softmax.
+
+    Parameters
+    ----------
+    query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
+    key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
+    stage : {"masked", "capped", "scaled", "raw"}
+        ``"raw"`` is the product, ``"scaled"`` times the scale, ``"capped"`` after the softcap, ``"masked"`` with bias,
+        linear bias and every mask. Earlier stages ignore the options of later ones.
+    mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
+q_lengths, kv_lengths, layout, num_threads
+        As in `attention`. Sinks appear in no stage.
+
+    Returns
+    -------
+    array (..., q_heads, q_len, kv_len) or (q_len, kv_len)
+        float64 if an input is float64, else float32. Keys that a row may not see have -inf in stage ``"masked"``,
+        places past a length in every stage.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument.
+
+    Examples
+    --------
+    >>> attention_scores([[1., 0.]], [[2., 1.], [3., 4.]], stage="raw")
+    array([[2., 3.]])
+    """
+    a = attention_args(
+        query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+        scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads,
+        stage=stage)
+    if stage != "masked":
+        a.mask = a.key_mask = a.bias = a.alibi_slopes = a.window = a.q_segments = a.k_segments = None
+        a.causal = False
+        a.softcap = a.softcap if stage == "capped" else None
+    scores = np.empty(a.weights_shape, a.acc)
+    _call.run(_call.SCORES, a, scores=scores, scale=1.0 if stage == "raw" else None)
+    return scores
+
+
+def attention_weights(query, key, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
+                      scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
+                      q_lengths=None, kv_lengths=None, layout="bhnd", num_threads=None) -> np.ndarray:
+    """The weights of `attention` for every row and key: each key's share of the row.
+
+    Parameters are those of `attention`, without a value.
+
+    Returns
+    -------
+    array (..., q_heads, q_len, kv_len) or (q_len, kv_len)
+        In the promoted dtype of query and key. Rows sum to 1, or to less with sinks, or to 0 if they see no key.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument.
+
+    Examples
+    --------
+    >>> attention_weights([[1., 0.]], [[1., 0.], [1., 0.]])
+    array([[0.5, 0.5]])
+    """
+    a = attention_args(
+        query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+        scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads)
+    weights = np.empty(a.weights_shape, a.dtype)
+    _call.run(_call.ATTEND, a, weights=weights)
+    return weights
+
+
+def weighted_sum(weights, value, *, out=None, num_threads=None) -> np.ndarray:
+    """``weights @ value`` over grouped heads: each output row is the sum of the values times the row's weights.
+
+    Parameters
+    ----------
+    weights : array (..., q_heads, q_len, kv_len) or (q_len, kv_len)
+        A weight of exactly 0 contributes nothing, even if the value is NaN.
+    value : array (..., kv_heads, kv_len, value_dim) or (kv_len, value_dim)
+        Query head ``h`` reads head ``h // (q_heads // kv_heads)``. Leading axes broadcast.
+    out : array, optional
+        Receives the result: exact shape and dtype, no memory shared with an input.
+    num_threads : int, optional
+        See `attnc.get_num_threads` for the default.
+
+    Returns
+    -------
+    array (..., q_heads, q_len, value_dim) or (q_len, value_dim)
+        In the promoted dtype, summed in float64 if an input is float64, else in float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> weighted_sum([[0.5, 0.5, 0.]], [[1.], [3.], [np.nan]])
+    array([[2.]])
+    """
+    a = weighted_sum_args(weights, value, out, num_threads)
+    output = np.empty(a.out_shape, a.dtype) if out is None else out
+    arrays = (None, None, a.value, output[None] if a.two_d else output, None, a.weights, *[None] * 11)
+    sizes = (a.q_heads, a.kv_heads, a.q_len, a.kv_len, 0, a.value_dim)
+    _call.call(_call.WEIGH, arrays, a.batch, sizes, (_call.code(a.acc), False, -1, -1, 1.0, 0.0), a.num_threads)
+    return output

@@ -1,0 +1,39 @@
+"""What this build of attnc can do and is using."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from . import _cpu, _isa, threads
+
+
+class Config(dict):
+    """The configuration by name; printed one entry a line."""
+
+    def __repr__(self) -> str:
+        width = max(map(len, self))
+        return "\n".join(f"{name:{width}}  {self._text(value)}" for name, value in self.items())
+
+    @staticmethod
+    def _text(value) -> str:
+        return ", ".join(map(str, value)) or "none" if isinstance(value, (tuple, list)) else str(value)
+
+
+def show_config() -> Config:
+    """Version, instruction sets, threads, OpenMP and compiler.
+
+    Returns
+    -------
+    dict
+        ``version``; ``isa`` in use; ``available`` here, best first; ``built`` into this installation; ``left_out`` by
+        the compiler that built it; ``threads`` that a call would use now; ``openmp`` version date (yyyymm), 0 for
+        none; ``compiler``. It prints one entry a line.
+
+    Examples
+    --------
+    >>> show_config()["isa"] in show_config()["available"]
+    True
+    """
+    return Config(
+        version=importlib.metadata.version("attnc"), isa=_isa.isa(), available=_isa.available(), built=_cpu.BUILT,
+        left_out=_cpu.LEFT_OUT, threads=threads.get_num_threads(), openmp=_isa.kernels.openmp(), compiler=_cpu.COMPILER)

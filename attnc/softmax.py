@@ -1,0 +1,84 @@
+"""Stand-alone softmax and log-softmax over any axes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import _call, _isa, threads
+from ._checks import SoftmaxArgs, softmax_args
+
+
+def softmax(x, axis=-1, *, where=None, out=None, num_threads=None) -> np.ndarray:
+    """``exp(x) / sum(exp(x))`` along `axis`, with the largest element subtracted first: never an overflow.
+
+    Parameters
+    ----------
+    x : array
+        float32, float64, float16 or bfloat16 (ml_dtypes); bools and integers count as float64.
+    axis : int, tuple of int or None
+        The axes of the sum; None is all of them.
+    where : bool array, optional
+        Broadcasts to the shape of `x`. Elements at False take no part, whatever they hold, and give 0.
+    out : array, optional
+        Receives the result; of the result's shape and dtype. It may be `x` itself.
+    num_threads : int, optional
+        See `attnc.get_num_threads` for the default.
+
+    Returns
+    -------
+    array of the shape and float dtype of `x`
+        Where `where` is False all along the axis: 0. A row that holds NaN or +inf, or only -inf: NaN.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> softmax([0., np.log(3.)])
+    array([0.25, 0.75])
+    """
+    return _run(softmax_args(x, axis, where, out, num_threads), False)
+
+
+def log_softmax(x, axis=-1, *, where=None, out=None, num_threads=None) -> np.ndarray:
+    """``log(softmax(x))`` along `axis` without loss of small values.
+
+    Parameters, dtypes and errors are those of `softmax`; elements at False in `where` give -inf.
+
+    Examples
+    --------
+    >>> log_softmax([0., 0.])
+    array([-0.69314718, -0.69314718])
+    """
+    return _run(softmax_args(x, axis, where, out, num_threads), True)
+
+
+def _run(a: SoftmaxArgs, logarithm: bool) -> np.ndarray:
+    out = np.empty(a.x.shape, a.dtype) if a.out is None else a.out
+    where = None if a.where is None else np.broadcast_to(a.where, a.x.shape)
+    axes = a.axes
+    if not axes:  # each element is its own row
+        views = [None if array is None else array[..., None] for array in (a.x, out, where)]
+    elif len(axes) == 1:
+        views = [None if array is None else np.moveaxis(array, axes[0], -1) for array in (a.x, out, where)]
+    else:
+        views = [None if array is None else _joined(array, axes) for array in (a.x, out, where)]
+    x, target, where = views
+    codes = tuple([0 if array is None else _call.code(array.dtype) for array in views])
+    count, explicit = threads.resolve(a.num_threads)
+    _isa.kernels.softmax((_call.bits(x), _call.bits(target), where), codes, x.shape[:-1], x.shape[-1],
+                         _call.code(a.acc), logarithm, count, explicit)
+    if len(axes) > 1 and not np.may_share_memory(target, out):  # joining the axes took a copy
+        moved = np.moveaxis(out, axes, range(-len(axes), 0))
+        moved[...] = target.reshape(moved.shape)
+    return out
+
+
+def _joined(array: np.ndarray, axes: tuple) -> np.ndarray:
+    """The axes moved to the end and joined into one, as a view where the strides allow it."""
+    moved = np.moveaxis(array, axes, range(-len(axes), 0))
+    rest = moved.shape[:moved.ndim - len(axes)]
+    return moved.reshape(*rest, int(np.prod(moved.shape[len(rest):])))

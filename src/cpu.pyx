@@ -1,0 +1,48 @@
+"""What this processor and its operating system can run, asked before any kernel module is imported; built without flags."""
+
+cdef extern from *:
+    """
+    #ifndef ATTNC_BUILT
+    #define ATTNC_BUILT "base"
+    #define ATTNC_LEFT_OUT ""
+    #define ATTNC_COMPILER "unknown"
+    #endif
+    /* The compiler's own detection asks CPUID and XGETBV: whether the operating system saves the wide registers. */
+    #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+    static int has_avx2(void) {
+        __builtin_cpu_init();
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi")
+            && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+    }
+    static int has_avx512(void) {
+        return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+            && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    }
+    #else
+    static int has_avx2(void) { return 0; }
+    static int has_avx512(void) { return 0; }
+    #endif
+    """
+    int has_avx2()
+    int has_avx512()
+    const char* ATTNC_BUILT
+    const char* ATTNC_LEFT_OUT
+    const char* ATTNC_COMPILER
+
+
+cdef tuple names(const char* text):
+    return tuple(name for name in text.decode().split(",") if name)
+
+
+BUILT = names(ATTNC_BUILT)          # instruction sets with a kernel module
+LEFT_OUT = names(ATTNC_LEFT_OUT)    # sets whose flags the compiler did not take when this was built
+COMPILER = ATTNC_COMPILER.decode()
+
+
+def supports(str name):
+    """Whether this machine can run the kernels of instruction set `name`."""
+    if name == "avx512":
+        return bool(has_avx512())
+    if name == "avx2":
+        return bool(has_avx2())
+    return name == "base"

@@ -1,0 +1,158 @@
+# Declarations of the C headers, and the struct that a call carries through its loops.
+
+cdef extern from "runtime.h" nogil:
+    int watch_forks()
+    int openmp_version()
+    int default_threads()
+    int enter_threads(int threads, int explicit_number)
+    void leave_threads(int threads)
+    double seconds()
+    int run_signal_handlers()
+    void* aligned_memory(size_t bytes)
+    void free_aligned(void* memory)
+
+cdef extern from "runtime.h":
+    int raise_pending() except -1
+
+cdef extern from "stdint.h" nogil:
+    Py_ssize_t PTRDIFF_MAX
+
+cdef extern from "tiles.h" nogil:
+    enum: F32, F64, F16, BF16
+    enum: SKIP, PARTIAL, FULL
+    enum: GROUP_ROWS
+
+    ctypedef struct Array:
+        char* data
+        int dtype
+        Py_ssize_t n_batch
+        const Py_ssize_t* shape
+        const Py_ssize_t* strides
+        Py_ssize_t head, row, col
+
+    ctypedef struct Batch:
+        Py_ssize_t n
+        const Py_ssize_t* shape
+
+    ctypedef struct Params:
+        Array query, key, value, out, lse, weights, scores
+        Array mask, key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths
+        Batch batch
+        Py_ssize_t batches, q_heads, kv_heads, group, q_len, kv_len, head_dim, value_dim
+        int type, causal
+        Py_ssize_t left, right
+        double scale, softcap, c, unit
+        int plain, flip, arrays
+        Py_ssize_t rows, block_q, block_k, q_blocks, k_blocks, value_stride, split_k, splits
+        int shared, keep
+        Py_ssize_t pack_bytes, scratch_bytes, state_bytes
+        int n_threads, stop
+
+    ctypedef struct Range:
+        Py_ssize_t start, stop
+
+    ctypedef struct Lengths:
+        Py_ssize_t q_length, kv_length, offset
+
+    ctypedef struct Packed:
+        void* keys
+        void* values
+        Py_ssize_t* n_apart
+        int* apart
+
+    ctypedef struct Task:
+        Py_ssize_t batch, kv_head, first, rows, block_start, block_stop
+        Lengths lengths
+        Range* range
+        const char* query
+        const char* key
+        const char* value
+        const char* mask
+        const char* key_mask
+        const char* bias
+        const char* q_segments
+        const char* k_segments
+        void* q
+        void* s
+        void* o
+        void* apart_o
+        void* row_max
+        void* alpha
+        void* block_max
+        double* row_sum
+        Range* kept_part
+        void* bias_rows
+        unsigned char* allow
+        void* line
+        Packed packed
+        int uses_apart
+        Py_ssize_t column, columns
+        int choose
+
+    ctypedef struct RowOp:
+        Array x, out, where
+        Batch batch
+        Py_ssize_t rows, n
+        int type, logarithm
+
+    ctypedef struct Tile:
+        int real, panel, lanes
+        void (*begin)(const Params*, Task*) noexcept nogil
+        void (*pack)(const Params*, Task*, Py_ssize_t, Packed) noexcept nogil
+        int (*classify)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*scores)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Packed) noexcept nogil
+        void (*finish_scores)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*mask)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*softmax)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*values)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t, Packed) noexcept nogil
+        void (*finish)(const Params*, Task*) noexcept nogil
+        void (*store_kept)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*store_weights)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*store_scores)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*save_state)(const Params*, Task*, char*) noexcept nogil
+        void (*merge_state)(const Params*, Task*, char*) noexcept nogil
+        void (*save_row_stats)(const Params*, Task*, double*) noexcept nogil
+        void (*load_row_stats)(const Params*, Task*, double*) noexcept nogil
+        void (*weigh)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t, Packed) noexcept nogil
+        void (*softmax_rows)(const RowOp*, Py_ssize_t, Py_ssize_t, void*) noexcept nogil
+
+    const Tile TILES[2]
+    Py_ssize_t batch_offset(const Array*, const Batch*, Py_ssize_t) noexcept
+    Lengths lengths_of(const Params*, Py_ssize_t) noexcept
+    Range visible(const Params*, Lengths, Py_ssize_t) noexcept
+    Py_ssize_t least(Py_ssize_t, Py_ssize_t) noexcept
+    Py_ssize_t most(Py_ssize_t, Py_ssize_t) noexcept
+    Py_ssize_t ceil_div(Py_ssize_t, Py_ssize_t) noexcept
+    Py_ssize_t round_up(Py_ssize_t, Py_ssize_t) noexcept
+    ctypedef unsigned fp_state
+    fp_state fp_enter() noexcept
+    void fp_leave(fp_state) noexcept
+
+cdef enum:
+    ATTEND, SCORES, WEIGH          # what a call computes
+cdef enum:
+    HEAD = 1
+    ROW = 2
+    COL = 4
+
+cdef int[17] AXES = [HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW, HEAD | ROW | COL,
+                     HEAD | ROW | COL, HEAD | ROW | COL, COL, HEAD | ROW | COL, 0, HEAD, HEAD, ROW, COL, 0, 0]
+cdef int[17] OUTPUT = [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+
+
+cdef struct Work:
+    Params p
+    const Tile* tile
+    int mode
+    size_t bytes                   # of `memory`, whose parts follow
+    char* memory
+    char* packed                   # a round's keys and values, if shared
+    char* states                   # a round's states of few rows, if their keys are split
+    double* stats                  # row maxima and sums for the second pass of the weights
+    char* scratch                  # p.scratch_bytes for each thread
+    Py_ssize_t first_head          # of this round
+    Py_ssize_t heads               # kv heads of a round
+    Py_ssize_t first_split
+    Py_ssize_t round_splits
+    double next_poll
+

@@ -1,0 +1,253 @@
+# The loops: tasks over threads, blocks of keys within a task, groups of six rows within a block.
+
+include "plan.pxi"
+
+ctypedef void (*Step)(Work*, Py_ssize_t, Task*, int) noexcept nogil
+
+
+cdef void compute(Work* w) noexcept nogil:
+    """All rounds of kv heads; a round holds as many as fit the memory for packed keys or states."""
+    cdef Params* p = &w.p
+    cdef Py_ssize_t heads = p.batches * p.kv_heads
+    w.scratch = w.memory
+    w.packed = w.scratch + p.scratch_bytes * p.n_threads
+    w.states = w.packed
+    if p.shared:
+        w.states += w.heads * p.k_blocks * p.pack_bytes
+    w.stats = <double*> (w.states + p.state_bytes * p.rows * w.heads * (w.round_splits + 1))
+    w.next_poll = seconds() + 0.05
+    w.first_head = 0
+    while w.first_head < heads and not p.stop:
+        w.heads = least(w.heads, heads - w.first_head)
+        if p.shared:
+            run(w, pack_step, w.heads * p.k_blocks)
+        if w.mode == SCORES:
+            run(w, scores_step, w.heads * p.q_blocks * p.splits)
+        elif p.splits == 1:
+            run(w, attend_step, w.heads * p.q_blocks)
+        else:
+            w.first_split = 0
+            while w.first_split < p.splits and not p.stop:
+                run(w, split_step, w.heads * least(w.round_splits, p.splits - w.first_split))
+                run(w, merge_step, w.heads)
+                w.first_split += w.round_splits
+        if w.mode == ATTEND and p.weights.data != NULL and not p.keep:
+            run(w, weights_step, w.heads * p.q_blocks * p.splits)
+        w.first_head += w.heads
+
+
+cdef void run(Work* w, Step step, Py_ssize_t n) noexcept nogil:
+    """Tasks in order, each to the next free thread; they write disjoint memory and need no lock."""
+    cdef Py_ssize_t i
+    cdef int threads = <int> least(w.p.n_threads, n)
+    for i in prange(n, schedule="dynamic", chunksize=1, num_threads=threads, use_threads_if=threads > 1):
+        one(w, step, i, threadid())
+
+
+cdef void one(Work* w, Step step, Py_ssize_t i, int thread) noexcept nogil:
+    cdef fp_state state
+    cdef Task task
+    if w.p.stop:
+        return
+    state = fp_enter()
+    lay_out(w, w.scratch + thread * w.p.scratch_bytes, &task, w.p.block_q // GROUP_ROWS * w.p.k_blocks if w.p.keep else 1)
+    step(w, i, &task, thread)
+    fp_leave(state)
+    poll(w, thread)
+
+
+cdef void poll(Work* w, int thread) noexcept nogil:
+    """Every 50 ms the calling thread lets signal handlers run; a raised exception stops all threads."""
+    cdef double now
+    if thread == 0:
+        now = seconds()
+        if now > w.next_poll:
+            if run_signal_handlers():
+                w.p.stop = 1
+            w.next_poll = seconds() + 0.05
+
+
+cdef void open_task(Work* w, Task* t, Py_ssize_t head, Py_ssize_t block, Py_ssize_t split) noexcept nogil:
+    """Rows of query block `block` of kv head `head`, their visible keys, and the blocks of keys they need."""
+    cdef Params* p = &w.p
+    cdef Py_ssize_t r, first = PTRDIFF_MAX, last = 0
+    cdef Range keys
+    t.batch, t.kv_head = head // p.kv_heads, head % p.kv_heads
+    t.first = block * p.block_q
+    t.rows = least(p.block_q, p.rows - t.first)
+    t.lengths = lengths_of(p, t.batch)
+    for r in range(t.rows):
+        keys = visible(p, t.lengths, (t.first + r) // p.group)
+        t.range[r] = keys
+        if keys.start < keys.stop:
+            first, last = least(first, keys.start), most(last, keys.stop)
+    t.block_start = most(first // p.block_k, split * p.split_k)
+    t.block_stop = least(ceil_div(last, p.block_k), (split + 1) * p.split_k)
+    t.query = p.query.data + batch_offset(&p.query, &p.batch, t.batch)
+    t.key = p.key.data + batch_offset(&p.key, &p.batch, t.batch) + t.kv_head * p.key.head
+    t.value = p.value.data + batch_offset(&p.value, &p.batch, t.batch) + t.kv_head * p.value.head
+    t.mask = p.mask.data + batch_offset(&p.mask, &p.batch, t.batch)
+    t.key_mask = p.key_mask.data + batch_offset(&p.key_mask, &p.batch, t.batch)
+    t.bias = p.bias.data + batch_offset(&p.bias, &p.batch, t.batch)
+    t.q_segments = p.q_segments.data + batch_offset(&p.q_segments, &p.batch, t.batch)
+    t.k_segments = p.k_segments.data + batch_offset(&p.k_segments, &p.batch, t.batch)
+
+
+cdef Packed keys_of(Work* w, Task* t, Py_ssize_t block) noexcept nogil:
+    """The packed block: shared ones are ready, a task's own is packed now."""
+    cdef Py_ssize_t head = t.batch * w.p.kv_heads + t.kv_head - w.first_head
+    if w.p.shared:
+        return packed_at(w, w.packed + (head * w.p.k_blocks + block) * w.p.pack_bytes)
+    w.tile.pack(&w.p, t, block, t.packed)
+    return t.packed
+
+
+cdef void pack_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
+    cdef Py_ssize_t block = i % w.p.k_blocks
+    open_task(w, t, w.first_head + i // w.p.k_blocks, 0, 0)
+    if block * w.p.block_k < t.lengths.kv_length:
+        w.tile.pack(&w.p, t, block, packed_at(w, w.packed + i * w.p.pack_bytes))
+
+
+cdef void attend(Work* w, Task* t, int thread) noexcept nogil:
+    """Attention of the task's rows over its blocks of keys: the algorithm, one line a step."""
+    cdef const Tile* tile = w.tile
+    cdef Params* p = &w.p
+    cdef Py_ssize_t block, g, r, n
+    cdef int seen
+    cdef Packed kv
+    cdef char* kept = <char*> t.s
+    tile.begin(p, t)
+    for block in range(t.block_start, t.block_stop):
+        if p.stop:
+            return
+        kv = keys_of(w, t, block)
+        for g in range(ceil_div(t.rows, GROUP_ROWS)):
+            r = g * GROUP_ROWS
+            n = least(GROUP_ROWS, t.rows - r)
+            if w.mode == WEIGH:
+                tile.weigh(p, t, r, n, block, kv)
+                continue
+            seen = tile.classify(p, t, r, n, block)
+            if p.keep:
+                keep_part(w, t, kept, r, block)
+            if seen == SKIP:
+                continue
+            tile.scores(p, t, r, n, kv)
+            if not p.plain:
+                tile.finish_scores(p, t, r, n, block)
+            if seen == PARTIAL:
+                tile.mask(p, t, r, n, block)
+            tile.softmax(p, t, r, n, block)
+            if p.value_dim:
+                tile.values(p, t, r, n, block, kv)
+        poll(w, thread)
+
+
+cdef void keep_part(Work* w, Task* t, char* kept, Py_ssize_t r, Py_ssize_t block) noexcept nogil:
+    """Direct the scores of this group and block to their kept place, and note the columns they will cover."""
+    cdef Py_ssize_t i = r // GROUP_ROWS * w.p.k_blocks + block
+    t.s = kept + i * GROUP_ROWS * w.p.block_k * w.tile.real
+    t.kept_part[i] = Range(t.column, t.columns)
+
+
+cdef void store_kept(Work* w, Task* t, char* kept) noexcept nogil:
+    """Dense weights of the task's rows from the kept ones; blocks that were not visited are zeros."""
+    cdef Py_ssize_t block, g, r, i
+    for g in range(ceil_div(t.rows, GROUP_ROWS)):
+        r = g * GROUP_ROWS
+        for block in range(w.p.k_blocks):
+            i = g * w.p.k_blocks + block
+            t.s = kept + i * GROUP_ROWS * w.p.block_k * w.tile.real
+            t.column, t.columns = t.kept_part[i].start, t.kept_part[i].stop
+            if not t.block_start <= block < t.block_stop:
+                t.column, t.columns = 0, 0
+            w.tile.store_kept(&w.p, t, r, least(GROUP_ROWS, t.rows - r), block)
+
+
+cdef void attend_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
+    """One query block against all its keys; the last block of a head comes first: causal ones are longest there."""
+    cdef char* kept = <char*> t.s
+    open_task(w, t, w.first_head + i // w.p.q_blocks, w.p.q_blocks - 1 - i % w.p.q_blocks, 0)
+    attend(w, t, thread)
+    if w.p.stop:
+        return
+    close_task(w, t)
+    if w.p.keep:
+        store_kept(w, t, kept)
+
+
+cdef void close_task(Work* w, Task* t) noexcept nogil:
+    cdef Py_ssize_t r
+    if w.mode == WEIGH:                                   # given weights are not normalised
+        for r in range(t.rows):
+            t.row_sum[r] = 1
+    w.tile.finish(&w.p, t)
+    if w.mode == ATTEND and w.p.weights.data != NULL and not w.p.keep:
+        w.tile.save_row_stats(&w.p, t, w.stats)
+
+
+cdef char* state_at(Work* w, Py_ssize_t head, Py_ssize_t i) noexcept nogil:
+    """State i of a head of this round; state 0 is the sum of the rounds of splits before."""
+    return w.states + (head * (w.round_splits + 1) + i) * w.p.rows * w.p.state_bytes
+
+
+cdef void split_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
+    """Few rows against one split of the keys: a state to be merged."""
+    cdef Py_ssize_t splits = least(w.round_splits, w.p.splits - w.first_split)
+    open_task(w, t, w.first_head + i // splits, 0, w.first_split + i % splits)
+    attend(w, t, thread)
+    w.tile.save_state(&w.p, t, state_at(w, i // splits, i % splits + 1))
+
+
+cdef void merge_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
+    """Merge a head's states in key order; between rounds of splits the sum so far waits in the head's first state."""
+    cdef Py_ssize_t k, splits = least(w.round_splits, w.p.splits - w.first_split)
+    open_task(w, t, w.first_head + i, 0, 0)
+    w.tile.begin(&w.p, t)
+    for k in range(1 if w.first_split == 0 else 0, splits + 1):
+        w.tile.merge_state(&w.p, t, state_at(w, i, k))
+    if w.first_split + splits < w.p.splits:
+        w.tile.save_state(&w.p, t, state_at(w, i, 0))
+    else:
+        close_task(w, t)
+
+
+cdef void sweep(Work* w, Py_ssize_t i, Task* t, int thread, bint weights) noexcept nogil:
+    """All places of the task's rows, block by block, to the array of scores or of weights."""
+    cdef Params* p = &w.p
+    cdef Py_ssize_t head = i // (p.q_blocks * p.splits), split = i % p.splits, block, g, r, n
+    cdef int seen
+    cdef Packed kv
+    open_task(w, t, w.first_head + head, i // p.splits % p.q_blocks, split)
+    w.tile.begin(p, t)
+    if weights:
+        w.tile.load_row_stats(p, t, w.stats)
+    for block in range(split * p.split_k, least(p.k_blocks, (split + 1) * p.split_k)):
+        if p.stop:
+            return
+        if t.block_start <= block < t.block_stop:
+            kv = keys_of(w, t, block)
+        for g in range(ceil_div(t.rows, GROUP_ROWS)):
+            r = g * GROUP_ROWS
+            n = least(GROUP_ROWS, t.rows - r)
+            seen = w.tile.classify(p, t, r, n, block)
+            if seen != SKIP:
+                w.tile.scores(p, t, r, n, kv)
+                if not p.plain:
+                    w.tile.finish_scores(p, t, r, n, block)
+                if seen == PARTIAL:
+                    w.tile.mask(p, t, r, n, block)
+            if weights:
+                w.tile.store_weights(p, t, r, n, block)
+            else:
+                w.tile.store_scores(p, t, r, n, block)
+        poll(w, thread)
+
+
+cdef void scores_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
+    sweep(w, i, t, thread, False)
+
+
+cdef void weights_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
+    sweep(w, i, t, thread, True)

@@ -1,0 +1,155 @@
+"""The entry points of one instruction set: arrays to Params, one scratch allocation, the loops without the GIL."""
+
+from cpython.buffer cimport PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cython.parallel cimport prange, threadid
+from libc.string cimport memset
+
+include "declarations.pxi"
+include "forward.pxi"
+include "rowwise.pxi"
+include "probes.pxi"
+
+watch_forks()
+
+
+cdef int take(object x, Array* a, Py_buffer* view, int dtype, int axes, bint writable) except -1:
+    """Open x as an argument; `axes` names its trailing ones (absent or single: stride 0). Whether it is to be closed."""
+    cdef Py_ssize_t k
+    memset(a, 0, sizeof(Array))
+    if x is None:
+        return 0
+    PyObject_GetBuffer(x, view, PyBUF_STRIDES | (PyBUF_WRITABLE if writable else 0))
+    a.data, a.dtype, a.shape, a.strides = <char*> view.buf, dtype, view.shape, view.strides
+    k = view.ndim - 1
+    if axes & COL:
+        a.col = view.strides[k] if k >= 0 and view.shape[k] != 1 else 0
+        k -= 1
+    if axes & ROW:
+        a.row = view.strides[k] if k >= 0 and view.shape[k] != 1 else 0
+        k -= 1
+    if axes & HEAD:
+        a.head = view.strides[k] if k >= 0 and view.shape[k] != 1 else 0
+        k -= 1
+    a.n_batch = k + 1 if k >= 0 else 0
+    return 1
+
+
+cdef struct Views:
+    Py_buffer view[17]
+    bint held[17]
+
+
+cdef int open_arrays(tuple arrays, tuple dtypes, Array** targets, Views* views) except -1:
+    """Open the arrays in the order of AXES; `views.held` says which are to be closed, also after an error."""
+    cdef int i
+    for i in range(len(arrays)):
+        views.held[i] = take(arrays[i], targets[i], &views.view[i], dtypes[i], AXES[i], OUTPUT[i])
+    return 0
+
+
+cdef void close_arrays(Views* views):
+    cdef int i
+    for i in range(17):
+        if views.held[i]:
+            PyBuffer_Release(&views.view[i])
+
+
+cdef int set_sizes(Params* p, Py_ssize_t* shape, tuple batch, tuple sizes) except -1:
+    """Batch axes into `shape`; sizes are (q_heads, kv_heads, q_len, kv_len, head_dim, value_dim)."""
+    cdef Py_ssize_t i
+    p.batch.n, p.batch.shape, p.batches = len(batch), shape, 1
+    for i in range(p.batch.n):
+        shape[i] = batch[i]
+        p.batches *= shape[i]
+    p.q_heads, p.kv_heads, p.q_len, p.kv_len, p.head_dim, p.value_dim = sizes
+    p.group = p.q_heads // p.kv_heads if p.kv_heads else 1
+    p.rows = p.q_len * p.group
+    return 0
+
+
+def attention(int mode, tuple arrays, tuple dtypes, tuple batch, tuple sizes, tuple options, int threads, bint explicit):
+    """Run one call. mode: ATTEND, SCORES or WEIGH; options are (accumulation type, causal, left, right, scale, softcap).
+
+    The arrays, in the order of AXES, are query, key, value, out, lse, weights, scores, mask, key_mask, bias, q_offset,
+    sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths; bfloat16 comes as its bits in uint16.
+    """
+    cdef Work work
+    cdef Params* p = &work.p
+    cdef Py_ssize_t shape[64]
+    cdef Views views
+    cdef Array** targets = [
+        &p.query, &p.key, &p.value, &p.out, &p.lse, &p.weights, &p.scores, &p.mask, &p.key_mask, &p.bias, &p.q_offset,
+        &p.sinks, &p.slopes, &p.q_segments, &p.k_segments, &p.q_lengths, &p.kv_lengths]
+    memset(&work, 0, sizeof(Work))
+    memset(&views.held, 0, sizeof(views.held))
+    try:
+        open_arrays(arrays, dtypes, targets, &views)
+        set_sizes(p, shape, batch, sizes)
+        p.type, p.causal, p.left, p.right, p.scale, p.softcap = options
+        prepare(&work, mode)
+        start(&work, threads, explicit)
+        return plan_of(&work)
+    finally:
+        close_arrays(&views)
+
+
+cdef int start(Work* w, int threads, bint explicit) except -1:
+    """Allocate, compute, free; a KeyboardInterrupt (or what a handler raised) comes through here."""
+    cdef int taken
+    if w.p.rows * w.p.batches * w.p.kv_heads == 0:
+        return 0
+    taken = enter_threads(threads, explicit)
+    w.p.n_threads = taken
+    try:
+        divide(w)
+        w.memory = <char*> aligned_memory(w.bytes)
+        if w.memory == NULL:
+            raise MemoryError(f"attnc: no memory for {w.bytes} bytes of scratch")
+        try:
+            with nogil:
+                compute(w)
+        finally:
+            free_aligned(w.memory)
+    finally:
+        leave_threads(taken)
+    if w.p.stop:
+        raise_pending()
+    return 0
+
+
+cdef tuple plan_of(Work* w):
+    """How the call was cut: (shared, splits, block_q, block_k, threads, keep)."""
+    return (w.p.shared != 0, w.p.splits, w.p.block_q, w.p.block_k, w.p.n_threads, w.p.keep != 0)
+
+
+def softmax(tuple arrays, tuple dtypes, tuple batch, Py_ssize_t n, int type, bint logarithm, int threads, bint explicit):
+    """Rows of n elements, the last axis of x, out and where (bool or None), over the batch axes."""
+    cdef RowWork work
+    cdef RowOp* op = &work.op
+    cdef Py_ssize_t shape[64]
+    cdef Py_ssize_t i
+    cdef Views views
+    cdef Array** targets = [&op.x, &op.out, &op.where]
+    memset(&work, 0, sizeof(RowWork))
+    memset(&views.held, 0, sizeof(views.held))
+    try:
+        for i in range(3):
+            views.held[i] = take(arrays[i], targets[i], &views.view[i], dtypes[i], COL, i == 1)
+        op.batch.n, op.batch.shape, op.rows = len(batch), shape, 1
+        for i in range(op.batch.n):
+            shape[i] = batch[i]
+            op.rows *= shape[i]
+        op.n, op.type, op.logarithm = n, type, logarithm
+        start_rows(&work, threads, explicit)
+    finally:
+        close_arrays(&views)
+
+
+def threads_now():
+    """What OpenMP would use for a call from this thread now."""
+    return default_threads()
+
+
+def openmp():
+    """The date of the OpenMP version the kernels are built with (yyyymm), 0 for none."""
+    return openmp_version()

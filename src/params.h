@@ -1,0 +1,74 @@
+/* params.h: what one call means (arrays as pointers and byte strides, sizes, options) and how it is cut into blocks. */
+#ifndef ATTNC_PARAMS_H
+#define ATTNC_PARAMS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef ptrdiff_t ix;
+
+enum { F32, F64, F16, BF16 };   /* stored dtypes */
+
+/* An argument: batch axes are walked through the buffer's own shape and strides, so that no rank is too high and a
+ * broadcast axis (absent, or of length 1) costs nothing; the last axes have their strides by name, 0 if broadcast. */
+typedef struct {
+    char *data;                  /* NULL: not given */
+    int dtype;
+    ix n_batch;
+    const ix *shape, *strides;
+    ix head, row, col;
+} Array;
+
+/* The batch axes that all arguments of a call share. */
+typedef struct { ix n; const ix *shape; } Batch;
+
+typedef struct {
+    Array query, key, value, out, lse, weights, scores;
+    Array mask, key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths;
+    Batch batch;
+    ix batches, q_heads, kv_heads, group, q_len, kv_len, head_dim, value_dim;
+    int type;                    /* F32 or F64: accumulation */
+    int causal;
+    ix left, right;              /* window, -1: unbounded */
+    double scale, softcap;       /* softcap 0: none */
+    double c;                    /* exponent of 2 per unit of score */
+    double unit;                 /* natural score per unit of stored score: |scale| if plain, else 1 */
+    int plain;                   /* scores stay raw products: no softcap, bias, alibi, and scale is not 0 */
+    int flip;                    /* query is loaded with its sign changed: a negative scale, exactly */
+    int arrays;                  /* mask, key_mask, bias or segments decide places beside the key range */
+
+    ix rows;                     /* q_len * group: query rows of one kv head, position-major */
+    ix block_q, block_k, q_blocks, k_blocks;
+    ix value_stride;             /* value_dim padded to whole vectors: a row of the output accumulator */
+    ix split_k, splits;          /* blocks of keys per split; 1 split unless the rows are few */
+    int shared;                  /* keys and values packed once per kv head (else by the task that reads them) */
+    int keep;                    /* weights: the task keeps its scores until the row sums are known */
+    ix pack_bytes, scratch_bytes, state_bytes;
+    int n_threads;
+    volatile int stop;
+} Params;
+
+/* A stand-alone softmax: rows of n elements over all other axes. */
+typedef struct {
+    Array x, out, where;
+    Batch batch;
+    ix rows, n;
+    int type, logarithm;
+} RowOp;
+
+/* Offset in bytes of batch element b. */
+static inline ix batch_offset(const Array *a, const Batch *batch, ix b) {
+    ix offset = 0;
+    for (ix d = batch->n - 1, k = a->n_batch - 1; k >= 0 && d >= 0; d--, k--) {
+        ix size = batch->shape[d];
+        if (a->shape[k] != 1) offset += (b % size) * a->strides[k];
+        b /= size;
+    }
+    return offset;
+}
+
+static inline int64_t batch_int(const Array *a, const Params *p, ix b, int64_t otherwise) {
+    return a->data ? *(const int64_t *)(a->data + batch_offset(a, &p->batch, b)) : otherwise;
+}
+
+#endif

@@ -1,0 +1,126 @@
+# How a call is cut: blocks, splits, rounds of kv heads, and the scratch they need.
+#
+# Rule 21 of the semantics: a row's bits may depend on block_k and split_k, which count from key 0 and follow from the
+# depths and the dtype alone, and on "few rows", which follows from q_len * q_heads / kv_heads. block_q, rounds, sharing
+# and the number of threads only say who computes what.
+
+cdef enum:
+    BLOCK_BYTES = 256 * 1024       # keys and values of a block: a quarter of a 1 MB L2
+    MOST_BLOCK_K = 512
+    LEAST_BLOCK_K = 64
+    FEW_ROWS = 64                  # up to here one task holds all rows, packs for itself and the keys are split
+    SPLIT_K = 1024                 # keys of a split
+    BLOCK_Q = 96                   # rows of a task beyond that
+    KEEP_BYTES = 384 * 1024        # scores a task keeps to turn them into dense weights
+    SHARED_BYTES = 64 * 1024 * 1024
+    STATE_BYTES = 16 * 1024 * 1024
+
+
+cdef Py_ssize_t padded(Py_ssize_t nbytes) noexcept nogil:
+    return round_up(nbytes, 64)
+
+
+cdef void prepare(Work* w, int mode) noexcept nogil:
+    """What follows from the options alone."""
+    cdef Params* p = &w.p
+    cdef double magnitude = p.scale if p.scale >= 0 else -p.scale
+    w.mode = mode
+    w.tile = &TILES[p.type]
+    p.arrays = p.mask.data != NULL or p.key_mask.data != NULL or p.bias.data != NULL or p.q_segments.data != NULL
+    # A magnitude that is no ordinary float would leave the exponent without digits: it takes the general path.
+    p.plain = (p.softcap == 0 and p.bias.data == NULL and p.slopes.data == NULL and 1e-30 < magnitude < 1e30)
+    if mode == SCORES:
+        p.unit, p.c = 1, 1
+        p.plain, p.flip = p.plain and p.scale == 1, 0
+        return
+    p.flip = p.plain and p.scale < 0
+    p.unit = magnitude if p.plain else 1
+    p.c = p.unit * 1.4426950408889634
+
+
+cdef void divide(Work* w) noexcept nogil:
+    """Block sizes, the parts of the scratch memory and their bytes."""
+    cdef Params* p = &w.p
+    cdef Py_ssize_t real = w.tile.real, heads = p.batches * p.kv_heads, per_head, group_rows, kept = 1
+    p.value_stride = round_up(p.value_dim, w.tile.lanes)
+    p.block_k = MOST_BLOCK_K
+    while p.block_k > LEAST_BLOCK_K and p.block_k * (p.head_dim + p.value_dim) * real > BLOCK_BYTES:
+        p.block_k //= 2
+    p.k_blocks = ceil_div(p.kv_len, p.block_k)
+    p.pack_bytes = (padded(p.block_k * p.head_dim * real) + padded(p.block_k * p.value_stride * real)
+                    + padded(p.block_k * 4 + 64))
+    p.shared = p.rows > FEW_ROWS
+    p.split_k = p.k_blocks if p.shared else SPLIT_K // p.block_k
+    p.splits = most(1, ceil_div(p.k_blocks, p.split_k)) if p.k_blocks else 1
+    p.block_q = rows_of_a_task(p)
+    if w.mode == ATTEND and p.weights.data != NULL and p.splits == 1 and p.k_blocks:
+        # Fewer rows a task, so that all scores of a task stay in L2 until the row sums are known.
+        group_rows = KEEP_BYTES // (p.k_blocks * p.block_k * real) // GROUP_ROWS * GROUP_ROWS
+        p.keep = group_rows >= 2 * GROUP_ROWS and (p.shared or group_rows >= p.rows)
+        if p.keep:
+            p.block_q = least(p.block_q, group_rows)
+            kept = p.block_q // GROUP_ROWS * p.k_blocks
+    p.q_blocks = ceil_div(p.rows, p.block_q)
+    p.scratch_bytes = lay_out(w, NULL, NULL, kept)
+
+    per_head = p.k_blocks * p.pack_bytes
+    w.heads = heads
+    if p.shared and per_head * heads > SHARED_BYTES:
+        w.heads = most(1, SHARED_BYTES // per_head)
+    w.round_splits = p.splits
+    p.state_bytes = 0
+    if p.splits > 1 and w.mode != SCORES:
+        p.state_bytes = padded((2 * p.value_stride + w.tile.lanes) * real + 8)
+        w.heads = least(heads, most(1, STATE_BYTES // (p.rows * p.state_bytes * (p.splits + 1))))
+        w.round_splits = least(p.splits, most(w.p.n_threads, STATE_BYTES // (p.rows * p.state_bytes)))
+    w.bytes = p.scratch_bytes * p.n_threads
+    w.bytes += per_head * w.heads if p.shared else 0
+    w.bytes += p.state_bytes * p.rows * w.heads * (w.round_splits + 1)
+    if w.mode == ATTEND and p.weights.data != NULL and not p.keep:
+        w.bytes += padded(16 * p.rows * heads)
+
+
+cdef Py_ssize_t rows_of_a_task(Params* p) noexcept nogil:
+    """BLOCK_Q, or less where that leaves fewer than four tasks a thread; whole register tiles."""
+    cdef Py_ssize_t heads = p.batches * p.kv_heads
+    cdef Py_ssize_t even = round_up(ceil_div(p.rows * heads, 4 * p.n_threads), GROUP_ROWS)
+    if not p.shared:
+        return round_up(p.rows, GROUP_ROWS)
+    return least(BLOCK_Q, most(even, 4 * GROUP_ROWS))
+
+
+cdef Py_ssize_t lay_out(const Work* w, char* s, Task* t, Py_ssize_t kept) noexcept nogil:
+    """Give task t its places in the scratch at s (or only count, where t is NULL); returns the bytes."""
+    cdef const Params* p = &w.p
+    cdef Py_ssize_t real = w.tile.real, rows = p.block_q, block = p.block_k, at = 0
+    cdef Py_ssize_t[14] size = [
+        rows * p.head_dim * real, kept * GROUP_ROWS * block * real, rows * p.value_stride * real,
+        rows * p.value_stride * real, rows * real, GROUP_ROWS * real,
+        rows * p.k_blocks * real if p.keep else 0, rows * 8, rows * sizeof(Range),
+        GROUP_ROWS * block * real if p.bias.data != NULL else 0, GROUP_ROWS * block if p.arrays or w.mode == WEIGH else 0,
+        (most(most(p.head_dim, p.value_stride), block) + w.tile.lanes) * real,
+        0 if p.shared else p.pack_bytes, kept * sizeof(Range) if p.keep else 0]
+    cdef Py_ssize_t[14] place
+    cdef int i
+    for i in range(14):
+        place[i] = at
+        at += padded(size[i])
+    if t != NULL:
+        t.q, t.s, t.o, t.apart_o = s + place[0], s + place[1], s + place[2], s + place[3]
+        t.row_max, t.alpha, t.block_max = s + place[4], s + place[5], s + place[6]
+        t.row_sum, t.range, t.bias_rows = <double*> (s + place[7]), <Range*> (s + place[8]), s + place[9]
+        t.allow, t.line = <unsigned char*> (s + place[10]), s + place[11]
+        t.packed = packed_at(w, s + place[12])
+        t.kept_part = <Range*> (s + place[13])
+    return padded(at)
+
+
+cdef Packed packed_at(const Work* w, char* s) noexcept nogil:
+    """The parts of one packed block of keys and values."""
+    cdef const Params* p = &w.p
+    cdef Packed kv
+    kv.keys = s
+    kv.values = s + padded(p.block_k * p.head_dim * w.tile.real)
+    kv.n_apart = <Py_ssize_t*> (s + p.pack_bytes - padded(p.block_k * 4 + 64))
+    kv.apart = <int*> (<char*> kv.n_apart + 64)
+    return kv

@@ -1,0 +1,39 @@
+/* probes.h: this machine's limits with this instruction set: multiply-and-add, reading, filling. */
+#ifndef ATTNC_PROBES_H
+#define ATTNC_PROBES_H
+
+#include "simd.h"
+
+enum { CHAINS = 12 };        /* independent sums: more than latency x units of the processors we know, and 12 registers */
+
+/* n steps of CHAINS multiply-and-adds on whole vectors; the sum is returned so that nothing is left out */
+static double multiply_add_f32(long n, float x) {
+    vf a[CHAINS], b = vf_set1(x), c = vf_set1(1 - x), sum = vf_set1(0);
+    UNROLL for (int i = 0; i < CHAINS; i++) a[i] = vf_set1((float)i);
+    for (long k = 0; k < n; k++)
+        UNROLL for (int i = 0; i < CHAINS; i++) a[i] = vf_fma(a[i], b, c);
+    UNROLL for (int i = 0; i < CHAINS; i++) sum += a[i];
+    return vf_sum(sum);
+}
+static double multiply_add_f64(long n, double x) {
+    vd a[CHAINS], b = vd_set1(x), c = vd_set1(1 - x), sum = vd_set1(0);
+    UNROLL for (int i = 0; i < CHAINS; i++) a[i] = vd_set1(i);
+    for (long k = 0; k < n; k++)
+        UNROLL for (int i = 0; i < CHAINS; i++) a[i] = vd_fma(a[i], b, c);
+    UNROLL for (int i = 0; i < CHAINS; i++) sum += a[i];
+    return vd_sum(sum);
+}
+
+static double read_bytes(const char *p, ptrdiff_t n) {
+    vf sum[8];
+    UNROLL for (int i = 0; i < 8; i++) sum[i] = vf_set1(0);
+    for (; n >= 8 * VECTOR_BYTES; n -= 8 * VECTOR_BYTES, p += 8 * VECTOR_BYTES)
+        UNROLL for (int i = 0; i < 8; i++) sum[i] += vf_loadu((const float *)(p + i * VECTOR_BYTES));
+    return vf_sum((sum[0] + sum[1]) + (sum[2] + sum[3]) + ((sum[4] + sum[5]) + (sum[6] + sum[7])));
+}
+
+static void fill_bytes(char *p, ptrdiff_t n) {
+    for (; n >= VECTOR_BYTES; n -= VECTOR_BYTES, p += VECTOR_BYTES) vf_storeu((float *)p, vf_set1(1));
+}
+
+#endif

@@ -1,0 +1,165 @@
+/* results.h (template over REAL): from the running state of a task to what the caller gets: output, lse, weights, scores;
+ * and the merging of states that saw different keys. */
+
+/* ------------------------------------------------------------------------------------ output, lse, statistics */
+
+/* The row sum with the sink logit in it, and the lse; both from the maximum in natural units. */
+static double T(close_row)(const Params *p, const Task *t, ix r, double *lse) {
+    double top = (double)P_(row_max)[r] * p->unit, sum = t->row_sum[r];
+    int alive = row_position(p, t, r) < t->lengths.q_length;
+    *lse = sum == 0 ? -INFINITY : top + log(sum);
+    if (!p->sinks.data || !alive) return sum;
+    REAL logit;
+    memcpy(&logit, p->sinks.data + row_head(p, t, r) * p->sinks.head, sizeof logit);
+    double sink = logit;
+    if (sum == 0) {
+        *lse = sink;
+        return 0;
+    }
+    double larger = sink > top ? sink : top;
+    *lse = larger + log(sum * exp(top - larger) + exp(sink - larger));
+    return sum + exp(sink - top);
+}
+
+static char *T(row_pointer)(const Params *p, const Task *t, const Array *a, ix r) {
+    return a->data + batch_offset(a, &p->batch, t->batch) + row_position(p, t, r) * a->row + row_head(p, t, r) * a->head;
+}
+
+static void T(finish)(const Params *p, Task *t) {
+    for (ix r = 0; r < t->rows; r++) {
+        double lse, sum = T(close_row)(p, t, r, &lse);
+        double inverse = sum == 0 ? 0 : 1 / sum;
+        t->row_sum[r] = inverse;
+        if (p->lse.data) {
+            REAL x = (REAL)lse;
+            memcpy(T(row_pointer)(p, t, &p->lse, r), &x, sizeof x);
+        }
+        if (!p->out.data || !p->value_dim) continue;
+        REAL *o = P_(o) + r * p->value_stride, *big = P_(apart_o) + r * p->value_stride, f = (REAL)inverse;
+        /* + 0: a sum that underflowed to -0 becomes 0, so that keys which add nothing can not turn its sign */
+        if (sum == 0) memset(o, 0, p->value_stride * sizeof(REAL));
+        else if (t->uses_apart) for (ix i = 0; i < p->value_stride; i++) o[i] = o[i] * f + (big[i] * f) * (1 / APART_SCALE);
+        else for (ix i = 0; i < p->value_stride; i++) o[i] = o[i] * f + 0;
+        T(store_row)(o, p->value_dim, T(row_pointer)(p, t, &p->out, r), p->out.col, p->out.dtype);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------ weights and scores */
+
+/* One row's part of a block, times factor, with `fill` at the block's places outside the part. */
+static void T(store_part)(const Params *p, const Task *t, const Array *a, ix r, ix block, const REAL *s, REAL factor, REAL fill) {
+    ix first = block * p->block_k, n = least(p->block_k, p->kv_len - first), j = 0;
+    char *dst = T(row_pointer)(p, t, a, r) + first * a->col;
+    REAL *x = a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && (uintptr_t)dst % sizeof(REAL) == 0 ? (REAL *)dst : (REAL *)t->line;
+    for (; j < t->column; j++) x[j] = fill;
+    for (; j + LANES <= t->columns; j += LANES) V(storeu)(x + j, V(loadu)(s + j) * V(set1)(factor));
+    for (; j < t->columns; j++) x[j] = s[j] * factor;
+    for (; j < n; j++) x[j] = fill;
+    if (x == (REAL *)t->line) T(store_row)(x, n, dst, a->col, a->dtype);
+}
+
+/* Weights of a block whose relative weights were kept: they are relative to the row maximum of that moment. */
+static void T(store_kept)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    for (ix r = r0; r < r0 + n; r++) {
+        REAL then = P_(block_max)[r * p->k_blocks + block], now = P_(row_max)[r], inverse = (REAL)t->row_sum[r];
+        REAL factor = then == now ? inverse : T(exp2_one)((then - now) * (REAL)p->c) * inverse;
+        T(store_part)(p, t, &p->weights, r, block, P_(s) + (r - r0) * p->block_k, factor, inverse - inverse);
+    }
+}
+
+/* Weights of a block from its scores, the row maximum and the row sum being known. */
+static void T(store_weights)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    for (ix r = r0; r < r0 + n; r++) {
+        REAL *s = P_(s) + (r - r0) * p->block_k, top = P_(row_max)[r], inverse = (REAL)t->row_sum[r];
+        const VEC shift = V(set1)(top == -INFINITY ? 0 : top), c = V(set1)((REAL)p->c);
+        if (t->column < t->columns)
+            for (ix j = t->from; j < t->to; j += LANES) V(store)(s + j, V(exp2)((V(load)(s + j) - shift) * c));
+        T(store_part)(p, t, &p->weights, r, block, s, inverse, inverse - inverse);
+    }
+}
+
+static void T(store_scores)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    for (ix r = r0; r < r0 + n; r++)
+        T(store_part)(p, t, &p->scores, r, block, P_(s) + (r - r0) * p->block_k, (REAL)p->unit, -INFINITY);
+}
+
+/* ------------------------------------------------------------------------------------------ states of few rows */
+
+/* A state is what is known of a row after some keys: [sum of values][sum of values apart][maximum][uses apart] and the
+ * row sum in double. Its place in memory: */
+INLINE REAL *T(state)(const Params *p, char *states, ix r) { return (REAL *)(states + r * p->state_bytes); }
+INLINE double *T(state_sum)(const Params *p, REAL *state) { return (double *)(state + 2 * p->value_stride + LANES); }
+
+static void T(save_state)(const Params *p, Task *t, char *states) {
+    ix width = p->value_stride;
+    for (ix r = 0; r < t->rows; r++) {
+        REAL *x = T(state)(p, states, r);
+        memcpy(x, P_(o) + r * width, width * sizeof(REAL));
+        if (t->uses_apart) memcpy(x + width, P_(apart_o) + r * width, width * sizeof(REAL));
+        x[2 * width] = P_(row_max)[r];
+        x[2 * width + 1] = t->uses_apart;
+        *T(state_sum)(p, x) = t->row_sum[r];
+    }
+}
+
+/* Take in the next state in key order. An empty one (maximum -inf, sum 0) changes no bit. */
+static void T(merge_state)(const Params *p, Task *t, char *states) {
+    ix width = p->value_stride;
+    for (ix r = 0; r < t->rows; r++) {
+        REAL *x = T(state)(p, states, r), old = P_(row_max)[r], other = x[2 * width], new = other > old ? other : old;
+        REAL alpha = old == new ? 1 : T(exp2_one)((old - new) * (REAL)p->c);
+        REAL beta = other == new ? 1 : T(exp2_one)((other - new) * (REAL)p->c);
+        REAL *o = P_(o) + r * width, *big = P_(apart_o) + r * width;
+        for (ix i = 0; i < width; i++) o[i] = o[i] * alpha + x[i] * beta;
+        if (x[2 * width + 1] != 0 && !t->uses_apart) {
+            memset(t->apart_o, 0, t->rows * width * sizeof(REAL));
+            t->uses_apart = 1;
+        }
+        if (t->uses_apart)
+            for (ix i = 0; i < width; i++) big[i] = big[i] * alpha + (x[2 * width + 1] != 0 ? x[width + i] * beta : 0);
+        t->row_sum[r] = t->row_sum[r] * alpha + *T(state_sum)(p, x) * beta;
+        P_(row_max)[r] = new;
+    }
+}
+
+/* The two numbers by which the weights of a row are computed again: its maximum and the inverse of its sum. */
+static void T(save_row_stats)(const Params *p, Task *t, double *stats) {
+    for (ix r = 0; r < t->rows; r++) {
+        double *x = stats + 2 * ((t->batch * p->kv_heads + t->kv_head) * p->rows + t->first + r);
+        x[0] = P_(row_max)[r];
+        x[1] = t->row_sum[r];
+    }
+}
+static void T(load_row_stats)(const Params *p, Task *t, double *stats) {
+    for (ix r = 0; r < t->rows; r++) {
+        double *x = stats + 2 * ((t->batch * p->kv_heads + t->kv_head) * p->rows + t->first + r);
+        P_(row_max)[r] = (REAL)x[0];
+        t->row_sum[r] = x[1];
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ weighted sum */
+
+/* o += given weights @ values for one block; where a weight is exactly 0, the value does not matter. */
+static void T(weigh)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) {
+    const Array *a = &p->weights;
+    ix first = block * p->block_k;
+    t->column = t->from = 0;
+    t->columns = least(p->block_k, p->kv_len - first);
+    t->choose = 0;
+    for (ix r = r0; r < r0 + n; r++) {
+        T(load_row)(T(row_pointer)(p, t, a, r) + first * a->col, a->col, a->dtype, t->columns, P_(s) + (r - r0) * p->block_k);
+        P_(alpha)[r - r0] = 1;
+        t->row_sum[r] = 1;
+    }
+    if (*kv.n_apart) {
+        for (ix r = 0; r < n; r++)
+            for (ix k = 0; k < *kv.n_apart; k++) t->allow[r * p->block_k + kv.apart[k]] = P_(s)[r * p->block_k + kv.apart[k]] != 0;
+        t->choose = 1;
+        T(values_apart)(p, t, r0, n, block, kv);
+        for (ix r = 0; r < n; r++)
+            for (ix k = 0; k < *kv.n_apart; k++) P_(s)[r * p->block_k + kv.apart[k]] = 0;
+    }
+    Packed rest = {kv.keys, kv.values, (ix[]){0}, kv.apart};
+    T(values)(p, t, r0, n, block, rest);
+}

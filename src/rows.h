@@ -1,0 +1,59 @@
+/* rows.h (template over REAL): one row of user memory, any dtype and stride, to and from contiguous REAL. */
+
+#define NATIVE (sizeof(REAL) == 4 ? F32 : F64)
+
+static REAL T(element)(const char *p, int dtype) {
+    union { float f; double d; uint16_t h; } x;
+    switch (dtype) {
+    case F32: memcpy(&x.f, p, 4); return x.f;
+    case F16: memcpy(&x.h, p, 2); return f16_widen(x.h);
+    case BF16: memcpy(&x.h, p, 2); return bf16_widen(x.h);
+    default: memcpy(&x.d, p, 8);
+    }
+    /* a finite double beyond float becomes the largest finite float, not infinity */
+    if (sizeof(REAL) == 4 && fabs(x.d) > FLT_MAX && fabs(x.d) <= DBL_MAX) return x.d < 0 ? -FLT_MAX : FLT_MAX;
+    return (REAL)x.d;
+}
+
+static ix T(element_size)(int dtype) { return dtype == F32 ? 4 : dtype == F64 ? 8 : 2; }
+
+static void T(load_row)(const char *src, ix stride, int dtype, ix n, REAL *dst) {
+    ix i = 0;
+    if (stride == T(element_size)(dtype)) {
+        if (dtype == NATIVE) {
+            memcpy(dst, src, n * sizeof(REAL));
+            return;
+        }
+        if (dtype == BF16)
+            for (; i < n; i++) dst[i] = T(element)(src + 2 * i, BF16);
+#if REAL_BITS == 32
+        if (dtype == F16)
+            for (; i + LANES <= n; i += LANES) V(storeu)(dst + i, vf_load_f16((const uint16_t *)src + i));
+#endif
+    }
+    for (; i < n; i++) dst[i] = T(element)(src + i * stride, dtype);
+}
+
+static void T(store_row)(const REAL *src, ix n, char *dst, ix stride, int dtype) {
+    ix i = 0;
+    if (dtype == NATIVE && stride == (ix)sizeof(REAL)) {
+        memcpy(dst, src, n * sizeof(REAL));
+        return;
+    }
+#if REAL_BITS == 32
+    if (dtype == F16 && stride == 2)
+        for (; i + LANES <= n; i += LANES) vf_store_f16((uint16_t *)dst + i, V(loadu)(src + i));
+#endif
+    for (; i < n; i++) {
+        char *p = dst + i * stride;
+        float f = (float)src[i];
+        double d = src[i];
+        uint16_t h;
+        switch (dtype) {
+        case F32: memcpy(p, &f, 4); break;
+        case F64: memcpy(p, &d, 8); break;
+        case F16: h = f16_round(f); memcpy(p, &h, 2); break;
+        default: h = bf16_round(f); memcpy(p, &h, 2);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+/* runtime.h: what a call needs of the process: OpenMP (or none), signals, forks, the clock, aligned memory. */
+#ifndef ATTNC_RUNTIME_H
+#define ATTNC_RUNTIME_H
+
+#include <Python.h>
+#include <stdlib.h>
+#include <time.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifndef _WIN32
+#include <pthread.h>
+#include <sys/mman.h>
+#endif
+
+static volatile int forked = 0;          /* set in a child: GNU OpenMP would wait there for threads that do not exist */
+static volatile int working = 0;         /* threads of this module at work, for callers that share the processor */
+
+static void after_fork_in_child(void) { forked = 1; working = 0; }
+static int watch_forks(void) {
+#ifndef _WIN32
+    return pthread_atfork(NULL, NULL, after_fork_in_child);
+#else
+    return 0;
+#endif
+}
+
+static int openmp_version(void) {
+#ifdef _OPENMP
+    return _OPENMP;
+#else
+    return 0;
+#endif
+}
+
+/* OpenMP's own answer (OMP_NUM_THREADS, threadpoolctl), at most the processors this thread may run on now. */
+static int default_threads(void) {
+#ifdef _OPENMP
+    int threads = omp_get_max_threads(), processors = omp_get_num_procs();
+    return forked ? 1 : threads < processors ? threads : processors;
+#else
+    return 1;
+#endif
+}
+
+/* Threads a call takes, counted until leave_threads: all it asked for, or by default what others left. */
+static int enter_threads(int threads, int explicit_number) {
+    int others = __atomic_load_n(&working, __ATOMIC_RELAXED);
+    if (!explicit_number && others > 0) threads = threads - others > 1 ? threads - others : 1;
+    if (forked || threads < 1) threads = 1;
+    __atomic_add_fetch(&working, threads, __ATOMIC_RELAXED);
+    return threads;
+}
+static void leave_threads(int threads) { __atomic_sub_fetch(&working, threads, __ATOMIC_RELAXED); }
+
+static double seconds(void) {
+    struct timespec now;
+    timespec_get(&now, TIME_UTC);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Takes the GIL for signal handlers; a raised exception stays set in this thread's state. Returns whether one is. */
+static int run_signal_handlers(void) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    int raised = PyErr_CheckSignals() != 0;
+    PyGILState_Release(gil);
+    return raised;
+}
+
+static int raise_pending(void) { return PyErr_Occurred() ? -1 : 0; }
+
+static void *aligned_memory(size_t bytes) {
+    void *memory = NULL;
+    if (bytes > PTRDIFF_MAX - 4096) return NULL;
+#ifdef _WIN32
+    return _aligned_malloc(bytes, 64);
+#else
+    return posix_memalign(&memory, 64, bytes ? bytes : 64) ? NULL : memory;
+#endif
+}
+static void free_aligned(void *memory) {
+#ifdef _WIN32
+    _aligned_free(memory);
+#else
+    free(memory);
+#endif
+}
+
+#endif

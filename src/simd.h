@@ -1,0 +1,113 @@
+/* simd.h: vectors of float (vf) and double (vd) with the same names for every instruction set.
+ *
+ * The width follows the flags the module is compiled with; + - * / and comparisons are the compiler's own vector
+ * operators, so a header of simd/ only holds what those cannot say:
+ *   round (to nearest even), scale2 (p * 2**n), max (the second operand where either is NaN), fma,
+ *   keep_bits / keep_bytes (lanes chosen by an integer or by bool bytes), zero_below, transpose,
+ *   vf_load_f16 / vf_store_f16.
+ * simd/base.h is their meaning in plain compiler vectors. */
+#ifndef ATTNC_SIMD_H
+#define ATTNC_SIMD_H
+
+#include <stdint.h>
+#include <string.h>
+
+#include "half.h"
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef float vf __attribute__((vector_size(VECTOR_BYTES), may_alias));
+typedef double vd __attribute__((vector_size(VECTOR_BYTES), may_alias));
+typedef int32_t vfi __attribute__((vector_size(VECTOR_BYTES), may_alias));
+typedef int64_t vdi __attribute__((vector_size(VECTOR_BYTES), may_alias));
+typedef float vf_unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(1)));
+typedef double vd_unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(1)));
+
+enum { VF = VECTOR_BYTES / 4, VD = VECTOR_BYTES / 8 };   /* lanes */
+
+INLINE vf vf_set1(float x) { return x - (vf){0}; }       /* x - 0 is x, also for -0 */
+INLINE vd vd_set1(double x) { return x - (vd){0}; }
+INLINE vf vf_load(const float *p) { return *(const vf *)p; }
+INLINE vd vd_load(const double *p) { return *(const vd *)p; }
+INLINE vf vf_loadu(const float *p) { return *(const vf_unaligned *)p; }
+INLINE vd vd_loadu(const double *p) { return *(const vd_unaligned *)p; }
+INLINE void vf_store(float *p, vf v) { *(vf *)p = v; }
+INLINE void vd_store(double *p, vd v) { *(vd *)p = v; }
+INLINE void vf_storeu(float *p, vf v) { *(vf_unaligned *)p = v; }
+INLINE void vd_storeu(double *p, vd v) { *(vd_unaligned *)p = v; }
+
+#if defined(__AVX512F__)
+#include "simd/avx512.h"
+#elif defined(__AVX2__)
+#include "simd/avx2.h"
+#else
+#include "simd/base.h"
+#endif
+
+/* Sums and maxima over the lanes halve the vector each time: the order is fixed, and a rounding error grows with log2. */
+INLINE double vf_sum(vf v) {
+    float x[VF];
+    vf_storeu(x, v);
+    UNROLL for (int half = VF / 2; half; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) x[i] += x[i + half];
+    return x[0];
+}
+INLINE double vd_sum(vd v) {
+    double x[VD];
+    vd_storeu(x, v);
+    UNROLL for (int half = VD / 2; half; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) x[i] += x[i + half];
+    return x[0];
+}
+INLINE float vf_largest(vf v) {
+    float x[VF];
+    vf_storeu(x, v);
+    UNROLL for (int half = VF / 2; half; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+    return x[0];
+}
+INLINE double vd_largest(vd v) {
+    double x[VD];
+    vd_storeu(x, v);
+    UNROLL for (int half = VD / 2; half; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+    return x[0];
+}
+
+/* The floating-point state of a thread: round to nearest, subnumbers kept, nothing trapped, and given back as it was,
+ * flags included (pool threads may hold a stale one, and a caller may have set flush-to-zero). */
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+typedef unsigned fp_state;
+INLINE fp_state fp_enter(void) { fp_state s = _mm_getcsr(); _mm_setcsr(0x1F80); return s; }
+INLINE void fp_leave(fp_state s) { _mm_setcsr(s); }
+#elif defined(__aarch64__)
+typedef struct { uint64_t control, status; } fp_state;
+INLINE fp_state fp_enter(void) {
+    fp_state s;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(s.control));
+    __asm__ volatile("mrs %0, fpsr" : "=r"(s.status));
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0));
+    return s;
+}
+INLINE void fp_leave(fp_state s) {
+    __asm__ volatile("msr fpcr, %0" : : "r"(s.control));
+    __asm__ volatile("msr fpsr, %0" : : "r"(s.status));
+}
+#else
+#include <fenv.h>
+typedef fenv_t fp_state;
+INLINE fp_state fp_enter(void) { fp_state s; fegetenv(&s); fesetenv(FE_DFL_ENV); return s; }
+INLINE void fp_leave(fp_state s) { fesetenv(&s); }
+#endif
+
+#endif

@@ -1,0 +1,76 @@
+/* avx512.h: the primitives of simd.h for AVX-512 F, BW, CD, DQ and VL. */
+#include <immintrin.h>
+
+#define TILE_VECTORS 4   /* 6 rows x 4 vectors: 24 of 32 registers hold sums; 10 loads feed 24 fma */
+
+INLINE vf vf_fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+INLINE vd vd_fma(vd a, vd b, vd c) { return (vd)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c); }
+INLINE vf vf_max(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vd vd_max(vd a, vd b) { return (vd)_mm512_max_pd((__m512d)a, (__m512d)b); }
+INLINE vf vf_round(vf a) { return (vf)_mm512_roundscale_ps((__m512)a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE vd vd_round(vd a) { return (vd)_mm512_roundscale_pd((__m512d)a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE vf vf_scale2(vf p, vf n) { return (vf)_mm512_scalef_ps((__m512)p, (__m512)n); }
+INLINE vd vd_scale2(vd p, vd n) { return (vd)_mm512_scalef_pd((__m512d)p, (__m512d)n); }
+
+/* p, but exactly 0 in the lanes where t < limit; a NaN in t is not below */
+INLINE vf vf_zero_below(vf p, vf t, float limit) {
+    return (vf)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)t, _mm512_set1_ps(limit), _CMP_NLT_UQ), (__m512)p);
+}
+INLINE vd vd_zero_below(vd p, vd t, double limit) {
+    return (vd)_mm512_maskz_mov_pd(_mm512_cmp_pd_mask((__m512d)t, _mm512_set1_pd(limit), _CMP_NLT_UQ), (__m512d)p);
+}
+
+/* lanes of v where the bit of `bits` (or the byte) is set, `other` elsewhere */
+INLINE vf vf_keep_bits(vf v, unsigned bits, vf other) { return (vf)_mm512_mask_mov_ps((__m512)other, (__mmask16)bits, (__m512)v); }
+INLINE vd vd_keep_bits(vd v, unsigned bits, vd other) { return (vd)_mm512_mask_mov_pd((__m512d)other, (__mmask8)bits, (__m512d)v); }
+INLINE vf vf_keep_bytes(vf v, const uint8_t *b, vf other) {
+    __m128i bytes = _mm_loadu_si128((const __m128i *)b);
+    return vf_keep_bits(v, _mm_test_epi8_mask(bytes, bytes), other);
+}
+INLINE vd vd_keep_bytes(vd v, const uint8_t *b, vd other) {
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)b);
+    return vd_keep_bits(v, _mm_test_epi8_mask(bytes, bytes), other);
+}
+
+INLINE vf vf_load_f16(const uint16_t *p) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE void vf_store_f16(uint16_t *p, vf v) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+/* Square of VF x VF (VD x VD) elements in place: pairs, then quads inside 128-bit parts, then the parts. */
+INLINE void vf_transpose(vf r[VF]) {
+    __m512 t[16], u[16];
+    UNROLL for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps((__m512)r[i], (__m512)r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps((__m512)r[i], (__m512)r[i + 1]);
+    }
+    UNROLL for (int i = 0; i < 16; i += 4) {
+        UNROLL for (int k = 0; k < 2; k++) {
+            u[i + 2 * k] = (__m512)_mm512_unpacklo_pd((__m512d)t[i + k], (__m512d)t[i + k + 2]);
+            u[i + 2 * k + 1] = (__m512)_mm512_unpackhi_pd((__m512d)t[i + k], (__m512d)t[i + k + 2]);
+        }
+    }
+    UNROLL for (int k = 0; k < 4; k++) {
+        __m512 x0 = _mm512_shuffle_f32x4(u[k], u[k + 4], 0x44), x1 = _mm512_shuffle_f32x4(u[k], u[k + 4], 0xEE);
+        __m512 y0 = _mm512_shuffle_f32x4(u[k + 8], u[k + 12], 0x44), y1 = _mm512_shuffle_f32x4(u[k + 8], u[k + 12], 0xEE);
+        r[k] = (vf)_mm512_shuffle_f32x4(x0, y0, 0x88);
+        r[k + 4] = (vf)_mm512_shuffle_f32x4(x0, y0, 0xDD);
+        r[k + 8] = (vf)_mm512_shuffle_f32x4(x1, y1, 0x88);
+        r[k + 12] = (vf)_mm512_shuffle_f32x4(x1, y1, 0xDD);
+    }
+}
+INLINE void vd_transpose(vd r[VD]) {
+    __m512d u[8];
+    UNROLL for (int i = 0; i < 8; i += 2) {
+        u[i] = _mm512_unpacklo_pd((__m512d)r[i], (__m512d)r[i + 1]);
+        u[i + 1] = _mm512_unpackhi_pd((__m512d)r[i], (__m512d)r[i + 1]);
+    }
+    UNROLL for (int k = 0; k < 2; k++) {
+        __m512d x0 = _mm512_shuffle_f64x2(u[k], u[k + 2], 0x44), x1 = _mm512_shuffle_f64x2(u[k], u[k + 2], 0xEE);
+        __m512d y0 = _mm512_shuffle_f64x2(u[k + 4], u[k + 6], 0x44), y1 = _mm512_shuffle_f64x2(u[k + 4], u[k + 6], 0xEE);
+        r[k] = (vd)_mm512_shuffle_f64x2(x0, y0, 0x88);
+        r[k + 2] = (vd)_mm512_shuffle_f64x2(x0, y0, 0xDD);
+        r[k + 4] = (vd)_mm512_shuffle_f64x2(x1, y1, 0x88);
+        r[k + 6] = (vd)_mm512_shuffle_f64x2(x1, y1, 0xDD);
+    }
+}

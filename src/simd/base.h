@@ -1,0 +1,59 @@
+/* base.h: the primitives of simd.h in plain compiler vectors: what each of them means, on any processor. */
+
+#define TILE_VECTORS 2   /* 6 rows x 2 vectors: 12 of 16 registers hold sums */
+
+#define ROUND_F32 0x1.8p23f   /* added and taken away, it leaves the nearest integer of |x| < 2**22, ties to even */
+#define ROUND_F64 0x1.8p52
+
+INLINE vf vf_choose(vfi yes, vf a, vf b) { return (vf)(((vfi)a & yes) | ((vfi)b & ~yes)); }
+INLINE vd vd_choose(vdi yes, vd a, vd b) { return (vd)(((vdi)a & yes) | ((vdi)b & ~yes)); }
+
+INLINE vf vf_fma(vf a, vf b, vf c) { return a * b + c; }
+INLINE vd vd_fma(vd a, vd b, vd c) { return a * b + c; }
+INLINE vf vf_max(vf a, vf b) { return vf_choose(a > b, a, b); }
+INLINE vd vd_max(vd a, vd b) { return vd_choose(a > b, a, b); }
+INLINE vf vf_round(vf a) { return (a + ROUND_F32) - ROUND_F32; }
+INLINE vd vd_round(vd a) { return (a + ROUND_F64) - ROUND_F64; }
+#include "exponent.h"
+
+INLINE vf vf_zero_below(vf p, vf t, float limit) { return (vf)((vfi)p & ~(t < limit)); }
+INLINE vd vd_zero_below(vd p, vd t, double limit) { return (vd)((vdi)p & ~(t < limit)); }
+
+INLINE vf vf_keep_bits(vf v, unsigned bits, vf other) {
+    vfi lane = {1, 2, 4, 8};
+    return vf_choose((lane & (int32_t)bits) != 0, v, other);
+}
+INLINE vd vd_keep_bits(vd v, unsigned bits, vd other) {
+    vdi lane = {1, 2};
+    return vd_choose((lane & (int64_t)bits) != 0, v, other);
+}
+INLINE vf vf_keep_bytes(vf v, const uint8_t *b, vf other) {
+    vfi bytes = {b[0], b[1], b[2], b[3]};
+    return vf_choose(bytes != 0, v, other);
+}
+INLINE vd vd_keep_bytes(vd v, const uint8_t *b, vd other) {
+    vdi bytes = {b[0], b[1]};
+    return vd_choose(bytes != 0, v, other);
+}
+
+INLINE void vf_transpose(vf r[VF]) {
+    vf a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
+    vf c = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+    r[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
+    r[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
+    r[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
+    r[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
+}
+INLINE void vd_transpose(vd r[VD]) {
+    vd a = __builtin_shufflevector(r[0], r[1], 0, 2), b = __builtin_shufflevector(r[0], r[1], 1, 3);
+    r[0] = a;
+    r[1] = b;
+}
+
+INLINE vf vf_load_f16(const uint16_t *p) {
+    vf v = {f16_widen(p[0]), f16_widen(p[1]), f16_widen(p[2]), f16_widen(p[3])};
+    return v;
+}
+INLINE void vf_store_f16(uint16_t *p, vf v) {
+    for (int i = 0; i < VF; i++) p[i] = f16_round(v[i]);
+}

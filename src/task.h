@@ -1,0 +1,46 @@
+/* task.h: the state of one task (some query rows of one kv head, against some of its keys) and where it lies in scratch. */
+#ifndef ATTNC_TASK_H
+#define ATTNC_TASK_H
+
+#include "blocks.h"
+
+/* One block of keys and values in the kernels' layout: keys as panels [panel][head_dim][panel width], values as chunks
+ * [chunk][key][chunk width], both padded with zeros to whole vectors; a value row with an entry that is not finite, or so
+ * large that a sum of weighted rows could overflow, is zero here and listed in `apart`. */
+typedef struct {
+    void *keys, *values;
+    ix *n_apart;
+    int32_t *apart;
+} Packed;
+
+typedef struct {
+    ix batch, kv_head, first, rows;      /* rows first .. first + rows of the kv head */
+    ix block_start, block_stop;          /* blocks of keys that some row may see, in this task's split */
+    Lengths lengths;
+    Range *range;                        /* visible keys per row */
+    const char *query, *key, *value;     /* batch element and kv head applied */
+    const char *mask, *key_mask, *bias, *q_segments, *k_segments;
+
+    void *q;                             /* [group][head_dim][6]: rows interleaved */
+    void *s;                             /* [6][block_k] scores, then weights; with keep: [group][block][6][block_k] */
+    void *o;                             /* [row][value_stride] sum of weighted values */
+    void *apart_o;                       /* the same for values kept apart, times 2**-32 */
+    void *row_max, *alpha, *block_max;   /* [row], [6], with keep: [row][block] */
+    double *row_sum;
+    Range *kept_part;                    /* with keep: [group][block] columns kept */
+    void *bias_rows;                     /* [6][block_k] */
+    uint8_t *allow;                      /* [6][block_k] */
+    void *line;                          /* one padded row while loading and storing */
+    Packed packed;                       /* where this task packs, if it packs itself */
+    int uses_apart;                      /* apart_o holds something */
+
+    /* the part of a block in hand: exact columns [column, columns), computed ones [from, to) in whole vectors */
+    ix column, columns, from, to;
+    int choose;                          /* allow holds the places of this part */
+} Task;
+
+/* The position-major order keeps the rows of a group of query heads at one position together: they see the same keys. */
+static inline ix row_position(const Params *p, const Task *t, ix r) { return (t->first + r) / p->group; }
+static inline ix row_head(const Params *p, const Task *t, ix r) { return t->kv_head * p->group + (t->first + r) % p->group; }
+
+#endif

@@ -1,0 +1,68 @@
+/* tiles.h: the steps of tile.h and results.h for float and for double, and the table by which the loops call them. */
+#ifndef ATTNC_TILES_H
+#define ATTNC_TILES_H
+
+#include <float.h>
+#include <math.h>
+
+#include "task.h"
+#include "vmath.h"
+
+/* A value row with an entry this large leaves the product (tile.h): 2**32 of them may be summed without overflow. */
+#define REAL float
+#define REAL_BITS 32
+#define VEC vf
+#define VINT vfi
+#define LANES VF
+#define V(name) vf_##name
+#define T(name) name##_f32
+#define FABS fabsf
+#define MAGNITUDE INT32_MAX
+#define APART 0x1p95f
+#define APART_SCALE 0x1p-32f
+#include "steps.h"
+
+#define REAL double
+#define REAL_BITS 64
+#define VEC vd
+#define VINT vdi
+#define LANES VD
+#define V(name) vd_##name
+#define T(name) name##_f64
+#define FABS fabs
+#define MAGNITUDE INT64_MAX
+#define APART 0x1p991
+#define APART_SCALE 0x1p-32
+#include "steps.h"
+
+typedef struct {
+    int real, panel, lanes;
+    void (*begin)(const Params *, Task *);
+    void (*pack)(const Params *, Task *, ix, Packed);
+    int (*classify)(const Params *, Task *, ix, ix, ix);
+    void (*scores)(const Params *, Task *, ix, ix, Packed);
+    void (*finish_scores)(const Params *, Task *, ix, ix, ix);
+    void (*mask)(const Params *, Task *, ix, ix, ix);
+    void (*softmax)(const Params *, Task *, ix, ix, ix);
+    void (*values)(const Params *, Task *, ix, ix, ix, Packed);
+    void (*finish)(const Params *, Task *);
+    void (*store_kept)(const Params *, Task *, ix, ix, ix);
+    void (*store_weights)(const Params *, Task *, ix, ix, ix);
+    void (*store_scores)(const Params *, Task *, ix, ix, ix);
+    void (*save_state)(const Params *, Task *, char *);
+    void (*merge_state)(const Params *, Task *, char *);
+    void (*save_row_stats)(const Params *, Task *, double *);
+    void (*load_row_stats)(const Params *, Task *, double *);
+    void (*weigh)(const Params *, Task *, ix, ix, ix, Packed);
+    void (*softmax_rows)(const RowOp *, ix, ix, void *);
+} Tile;
+
+#define TILE(type, real, lanes) { \
+    sizeof(real), lanes * TILE_VECTORS, lanes, begin_##type, pack_##type, classify_##type, scores_##type, \
+    finish_scores_##type, mask_##type, softmax_##type, values_##type, finish_##type, store_kept_##type, \
+    store_weights_##type, store_scores_##type, save_state_##type, merge_state_##type, save_row_stats_##type, \
+    load_row_stats_##type, weigh_##type, softmax_rows_##type }
+
+static const Tile TILES[] = {TILE(f32, float, VF), TILE(f64, double, VD)};   /* index: Params.type */
+
+#endif
