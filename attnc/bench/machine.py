@@ -31,6 +31,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def available_memory() -> float:
+    """Bytes that can be had without swapping; infinite where the system does not tell."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    return float("inf")
+
+
 def versions() -> dict:
     """Versions of Python, NumPy, attnc and every peer that is installed, without importing the peers."""
     found = {"python": platform.python_version(), "numpy": np.__version__, "attnc": attnc.__version__}

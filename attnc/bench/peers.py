@@ -9,7 +9,7 @@ import numpy as np
 
 import attnc
 from attnc import reference
-from attnc.bench import Unsupported, onnxmodels
+from attnc.bench import Unsupported, machine, onnxmodels
 from attnc.bench.cases import wanted
 
 TWIN_LIMIT = 1 << 26        # scores; the definition holds several such matrices at once
@@ -23,6 +23,13 @@ def _only(options, *known):
         raise Unsupported(f"has no {', '.join(unknown)}")
     if set(wanted(options)) - {"weights"}:
         raise Unsupported(f"cannot return {', '.join(wanted(options))}")
+
+
+def _fits(case, arrays, copies):
+    """Refuse a case for which `copies` matrices of scores would not fit in half of the memory there is."""
+    needed = copies * case.batch * case.q_heads * case.q_len * case.kv_len * arrays[0].dtype.itemsize
+    if needed > machine.available_memory() / 2:
+        raise Unsupported(f"would need about {needed / 1e9:.0f} GB for its scores")
 
 
 def _scale(case, options):
@@ -117,6 +124,7 @@ def setup_torch(case, arrays, options, threads):
     scale = _scale(case, options)
     grouped = case.q_heads != case.kv_heads
     if wanted(options):
+        _fits(case, arrays, 3)
         if grouped:
             key, value = (each.repeat_interleave(case.q_heads // case.kv_heads, dim=1) for each in (key, value))
         hidden = None if mask is None else ~mask
@@ -159,6 +167,7 @@ def _from_torch(torch, tensor):
 def setup_onnxruntime(case, arrays, options, threads):
     """The standard operator Attention (opset 23)."""
     _only(options, "causal", "scale")
+    _fits(case, arrays, 6 if arrays[0].dtype == np.float64 else 3)      # as measured with onnxruntime 1.32
     return onnxmodels.standard(case, arrays, _visible(case, options), _scale(case, options), wanted(options), threads)
 
 
@@ -169,6 +178,7 @@ def setup_onnxruntime_mha(case, arrays, options, threads):
         raise Unsupported("cannot return weights")
     if case.q_heads != case.kv_heads:
         raise Unsupported("has no grouped heads")
+    _fits(case, arrays, 3)
     return onnxmodels.multi_head(case, arrays, _visible(case, options), _scale(case, options), threads)
 
 

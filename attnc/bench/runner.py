@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 
@@ -29,16 +30,26 @@ class Failed(Exception):
 class Worker:
     """The near end of a contender's process; its methods wait for the answer, so that only one ever computes."""
 
-    def __init__(self, name: str, setup: str, threads: int):
-        self.name = name
-        environment = os.environ | {variable: str(threads) for variable in _THREAD_VARIABLES}
+    def __init__(self, setup: str, threads: int):
+        self.setup, self.threads = setup, threads
+        self.start()
+
+    def start(self):
+        """Start the process and let it import the contender."""
+        environment = os.environ | {variable: str(self.threads) for variable in _THREAD_VARIABLES}
         self.process = subprocess.Popen(child("from attnc.bench.worker import serve; serve()"), env=environment,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
-            self.ask("contender", setup, threads)
+            self.ask("contender", self.setup, self.threads)
         except BaseException:
             self.close()
             raise
+
+    def revive(self):
+        """Start the process again if it has died: one case it cannot stand should not cost it the others."""
+        if self.process.poll() is not None:
+            self.close()
+            self.start()
 
     def ask(self, command: str, *arguments):
         """Send one command and give its value; raises Unsupported or Failed with the reason."""
@@ -58,8 +69,9 @@ class Worker:
         """End the process, at once."""
         self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
         self.process.stdout.close()
+        with suppress(BrokenPipeError):     # what the dead did not read is lost
+            self.process.stdin.close()
 
 
 def run(cases, *, contenders: dict[str, str] | None = None, threads: int | None = None, rounds: int = 9,
@@ -92,13 +104,13 @@ def run(cases, *, contenders: dict[str, str] | None = None, threads: int | None 
     try:
         for name, setup in contenders.items():
             progress(f"starting {name}")
-            workers[name] = Worker(name, setup, threads)
+            workers[name] = Worker(setup, threads)
         results = []
         for case in cases:
             results.append(_measure(case, workers, rounds, seed, progress))
         for name, worker in workers.items():
-            if worker.process.poll() is None:
-                libraries[name] = worker.ask("libraries")
+            worker.revive()
+            libraries[name] = worker.ask("libraries")
     finally:
         for worker in workers.values():
             worker.close()
@@ -121,6 +133,7 @@ def _measure(case, workers, rounds, seed, progress) -> dict:
     for name, worker in workers.items():
         progress(f"{case.name}: verifying {name}")
         try:
+            worker.revive()
             results = worker.ask("prepare", case, seed, expected.rows, name == "attnc")
             error, tolerance = expected.judge(results)
             entries[name] = {"error": error if np.isfinite(error) else None, "tolerance": tolerance}
