@@ -81,7 +81,7 @@ class Slow:
             return [0.0] * self.kv_len, -math.inf
         largest = max(logits)
         lse = largest + math.log(math.fsum(math.exp(s - largest) for s in logits))
-        return [math.exp(s - lse) for s in scores], lse
+        return [math.exp(s - lse) for s in scores], lse  # a NaN lse makes every weight of the row NaN
 
     def attention(self):
         """Output, lse and weights."""

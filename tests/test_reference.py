@@ -188,8 +188,8 @@ def test_visible_poison_reaches_the_rows_that_see_it(poison):
     got = reference.attention(query, key, value, causal=True, want=("lse", "weights"))
     np.testing.assert_array_equal(got.output[1, :3], clean[1, :3])
     assert np.isnan(got.output[1, 3:]).all() and np.isnan(got.lse[1, 3:]).all()
-    assert np.isnan(got.weights[1, 3]).tolist() == [True] * 4 + [False]
-    assert got.weights[1, 3, 4] == 0
+    assert np.isnan(got.weights[1, 3:]).all()
+    assert not got.weights[1, 2, 3:].any()
 
 
 def test_infinite_scores():

@@ -66,6 +66,7 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
     array (..., q_heads, q_len, value_dim), or AttentionResult
         Output and weights in the promoted dtype of query, key and value; lse and scores in float32, or float64 if an
         input is float64. A row that sees no key: output 0, weights 0, lse -inf or its sink; of padding -inf.
+        A row with a NaN score at a key it sees, or a score of +inf: output, lse and all its weights NaN.
 
     Raises
     ------

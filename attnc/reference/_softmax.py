@@ -81,7 +81,7 @@ def _returned(a: SoftmaxArgs, result: np.ndarray) -> np.ndarray:
 
 
 def softmax_of_scores(scores: np.ndarray, allowed: np.ndarray, sinks: np.ndarray | None) -> tuple:
-    """Weights (exactly 0 where not allowed) and lse of finished scores; a row without a key has no weight."""
+    """Weights and lse of finished scores: weights are 0 where not allowed, but all NaN in a row that saw a NaN."""
     row_max = scores.max(-1, keepdims=True, initial=-np.inf)
     if sinks is not None:
         row_max = np.maximum(row_max, sinks[:, None, None])
@@ -90,6 +90,6 @@ def softmax_of_scores(scores: np.ndarray, allowed: np.ndarray, sinks: np.ndarray
     row_sum = powers.sum(-1, keepdims=True)
     if sinks is not None:
         row_sum = row_sum + np.exp(sinks[:, None, None] - shift)
-    weights = np.where(allowed, powers / np.where(row_sum == 0, 1, row_sum), 0)
+    weights = np.where(allowed.any(-1, keepdims=True), powers / np.where(row_sum == 0, 1, row_sum), 0)
     lse = shift + np.log(row_sum)
     return weights, lse[..., 0]
