@@ -21,67 +21,75 @@ DIRECTIVES = {
     "language_level": 3, "boundscheck": False, "wraparound": False, "initializedcheck": False, "cdivision": True,
     "freethreading_compatible": True, "binding": False, "embedsignature": False,
 }
-ROOT = Path(__file__).resolve().parent
-HEADERS = sorted(str(p.relative_to(ROOT)) for pattern in ("*.h", "simd/*.h", "*.pxi") for p in (ROOT / "src").glob(pattern))
+SRC = Path(__file__).resolve().parent / "src"
+HEADERS = sorted(f"src/{path.relative_to(SRC).as_posix()}" for path in SRC.rglob("*") if path.suffix in (".h", ".pxi"))
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 LIMITED_API = [] if FREE_THREADED else [("Py_LIMITED_API", "0x030B0000")]
 
+COMPILER = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()
+INCLUDE = f"-I{sysconfig.get_path('include')}"
+EMPTY = "int main(void) { return 0; }"
 
-def compiler():
-    return (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()
+
+def run(command):
+    """The finished command, or None when there is no such program."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except OSError:
+        return None
 
 
-def compiles(source, flags):
-    """Whether the C compiler builds and links `source` with `flags`; False also when there is no compiler."""
+def compiles(source, *flags):
+    """Whether the C compiler builds and links `source` with `flags`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "probe.c"
         path.write_text(source)
-        try:
-            done = subprocess.run([*compiler(), *flags, str(path), "-o", str(path.with_suffix(""))], capture_output=True, timeout=60)
-        except OSError:
-            return False
-    return done.returncode == 0
+        done = run([*COMPILER, *flags, str(path), "-o", str(path.with_suffix(""))])
+        return done is not None and done.returncode == 0 and path.with_suffix("").exists()
 
 
-def compiler_version():
-    try:
-        done = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, timeout=60)
-    except OSError:
-        return "unknown"
-    return done.stdout.splitlines()[0] if done.stdout else "unknown"
+def tell(text):
+    print(f"attnc: {text}", file=sys.stderr)
 
 
-def extension(name, source, flags, isa, macros=()):
-    module = Extension(
-        f"attnc.{name}", [source], include_dirs=["src"], depends=HEADERS, extra_compile_args=[*COMMON, *flags],
-        extra_link_args=OPENMP, define_macros=[*LIMITED_API, *macros], py_limited_api=not FREE_THREADED,
-    )
-    # One call each, with its own folder: two extensions from one .pyx in a single call would overwrite each other's C.
-    return cythonize([module], build_dir=f"build/{isa}", include_path=["src"], compiler_directives=DIRECTIVES)
+def extension(name, source, flags, folder, macros=(), openmp=()):
+    [module] = cythonize(
+        [Extension(
+            f"attnc.{name}", [source], include_dirs=["src"], depends=HEADERS,
+            define_macros=[*LIMITED_API, *macros], py_limited_api=not FREE_THREADED,
+        )],
+        # One call each, with its own folder: two modules of one .pyx in a single call would overwrite each other's C.
+        build_dir=f"build/{folder}", include_path=["src"], compiler_directives=DIRECTIVES)
+    # Not given to cythonize: it remembers the flags of a .pyx and would add them to those of the next module from it.
+    module.extra_compile_args = [*COMMON, *flags, *openmp]
+    module.extra_link_args = list(openmp)
+    return module
 
 
-if not compiles("int main(void) { return 0; }", []):
-    sys.exit(f"attnc: no working C compiler ({' '.join(compiler())}); install one (gcc or clang, e.g. 'apt-get install gcc') or set CC")
-OPENMP = ["-fopenmp"] if compiles("#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }", ["-fopenmp"]) else []
+if not compiles(EMPTY):
+    sys.exit(f"attnc: no working C compiler ({' '.join(COMPILER)}); install one (gcc or clang, for example "
+             "'apt-get install gcc libc6-dev'), or name it in CC. A wheel needs none.")
+if not compiles(f"#include <Python.h>\n{EMPTY}", INCLUDE):
+    sys.exit(f"attnc: {COMPILER[0]} finds no Python.h in {INCLUDE[2:]}; install the headers of this Python "
+             "(for example 'apt-get install python3-dev').")
+OPENMP = ["-fopenmp"] if compiles("#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }",
+                                  "-fopenmp") else []
 if not OPENMP:
-    print("attnc: the compiler has no OpenMP; the kernels are built without threads (install libgomp or libomp)", file=sys.stderr)
+    tell("the compiler has no OpenMP: the kernels are built for one thread only (gcc has it; clang needs libomp-dev)")
+built = [isa for isa, flags in ISAS.items() if compiles(EMPTY, *flags)]
+left_out = [isa for isa in ISAS if isa not in built]
+for isa in left_out:
+    tell(f"{' '.join(COMPILER)} does not take {' '.join(ISAS[isa])}: the {isa} kernels are left out")
 
-built = {isa: compiles("int main(void) { return 0; }", flags) for isa, flags in ISAS.items()}
-extensions = []
-for isa, flags in ISAS.items():
-    if built[isa]:
-        extensions += extension(f"_kernels_{isa}", "src/kernels.pyx", [*flags, *OPENMP], isa)
-quoted = {
-    "ATTNC_BUILT": ",".join(isa for isa in ISAS if built[isa]),
-    "ATTNC_LEFT_OUT": ",".join(isa for isa in ISAS if not built[isa]),
-    "ATTNC_COMPILER": compiler_version(),
-}
-extensions += extension("_cpu", "src/cpu.pyx", [], "cpu", [(name, f'"{text}"') for name, text in quoted.items()])
+version = run([*COMPILER, "--version"]).stdout.partition("\n")[0].replace("\\", "").replace('"', "") or "unknown"
+facts = {"ATTNC_BUILT": ",".join(built), "ATTNC_LEFT_OUT": ",".join(left_out), "ATTNC_COMPILER": version}
+modules = [extension(f"_kernels_{isa}", "src/kernels.pyx", ISAS[isa], isa, openmp=OPENMP) for isa in built]
+modules.append(extension("_cpu", "src/cpu.pyx", [], "cpu", [(name, f'"{text}"') for name, text in facts.items()]))
 
 setup(
-    packages=["attnc", *sorted(f"attnc.{p.parent.relative_to(ROOT / 'attnc')}".replace(os.sep, ".")
-                              for p in (ROOT / "attnc").glob("*/**/__init__.py"))],
-    package_data={"attnc": ["py.typed", "datasets/*", "datasets/*/*"]},
-    ext_modules=extensions,
-    options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp311"}},
+    ext_modules=modules,
+    options={
+        "build_ext": {"parallel": len(modules)},
+        "bdist_wheel": {} if FREE_THREADED else {"py_limited_api": "cp311"},
+    },
 )

@@ -1,0 +1,79 @@
+# Everything is installed into .venv and built in place; each step leaves a stamp and is done again when what it used changes.
+# PYTHON=python3.12 make run takes another interpreter; without it an existing .venv is kept.
+
+VENV := .venv
+PYTHON ?= $(if $(wildcard $(VENV)/made-*),$(VENV)/bin/python,python3)
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>&1)
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+INSTALLED := $(VENV)/installed
+SOURCES := setup.py pyproject.toml $(wildcard src/*.* src/simd/*)
+RESULT := benchmarks/results/readme.json
+# These variables force OpenBLAS to an older kernel, which would flatter attnc against NumPy.
+FAIR := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run test test-peers test-more bench bench-check bench-readme wheel lint clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
+	    printf '  make %-14s %s\n' "$$name" "$$text"; done
+
+run: $(INSTALLED)  ## the main job: the chain on a real sentence, parity and speed on this machine, in a minute
+	$(PY) -m attnc bench --quick
+
+test: $(VENV)/with-test  ## the whole suite, in minutes
+	$(PY) -m pytest -m "not more and not peers"
+
+test-peers: $(VENV)/with-test $(VENV)/with-peers  ## the tests that take torch, SciPy and ONNX as oracles
+	$(PY) -m pytest -m peers
+
+test-more: $(VENV)/with-test  ## the tests that take long: every float32 in range, longer fuzz, builds
+	$(PY) -m pytest -m more
+
+bench: $(VENV)/with-bench  ## every case against every peer that is installed (make test-peers installs torch)
+	$(FAIR) $(PY) -m attnc bench
+
+bench-check: $(VENV)/with-bench  ## fail if a share of this machine's limits fell since the committed measurement
+	$(FAIR) $(PY) -m attnc bench --peers "" --compare $(RESULT)
+
+bench-readme: $(VENV)/with-peers  ## measure everything and put the table into README.md
+	$(FAIR) $(PY) -m attnc bench --peers numpy,torch,onnxruntime,onnxruntime-mha --json $(RESULT)
+	$(PY) benchmarks/readme.py
+
+wheel: $(INSTALLED)  ## an sdist and, from it, one wheel for every Python from 3.11 on, in dist/
+	$(PIP) install 'build>=1.2'
+	rm -rf dist
+	$(PY) -m build
+
+lint: $(INSTALLED)  ## ruff over the repository
+	$(PIP) install 'ruff>=0.12'
+	$(PY) -m ruff check
+
+clean:  ## remove everything that was made, .venv too
+	rm -rf $(VENV) build dist attnc.egg-info attnc/*.so .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/made-$(VERSION):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "attnc needs Python 3.11 or newer and found: $(PYTHON): $(VERSION). Name another: PYTHON=python3.12 make ..." >&2; \
+	    exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	    echo "$(PYTHON) cannot make virtual environments; install its venv module ('apt-get install python3-venv')" >&2; \
+	    exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(INSTALLED): $(VENV)/made-$(VERSION) $(SOURCES)
+	$(PIP) install --editable .
+	@$(PY) -c 'import attnc; found = attnc.show_config(); \
+	    found["openmp"] or print("attnc: built without OpenMP, so every call takes one thread. " \
+	        "Install it (gcc has it, clang needs libomp-dev), then: make clean"); \
+	    found["left_out"] and print("attnc: the compiler knows no", *found["left_out"], "- the kernels are left out")'
+	@touch $@
+
+# attnc is there already, so this adds only what its extra asks for.
+$(VENV)/with-%: $(INSTALLED)
+	$(PIP) install 'attnc[$*]'
+	@touch $@
