@@ -4,13 +4,14 @@ import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import attnc
 from attnc import reference
-from attnc.bench import Unsupported, cases, chain, machine, parity, peers, report, runner, timing
+from attnc.bench import Unsupported, cases, chain, machine, parity, peers, report, runner, timing, worker
 from attnc.datasets import load
 
 TINY = cases.SETS["tiny"]
@@ -151,8 +152,8 @@ def test_a_run_is_whole_and_refuses_what_is_wrong(contenders):
     assert entries["broken"]["failed"] == "RuntimeError: out of order"
     assert not any("ratio" in entries[name] or "seconds" in entries[name] for name in ("wrong", "dying", "broken"))
     assert "ratio" in entries["talking"]
-    assert entries["slow"]["seconds"] >= 0.03 and entries["slow"]["ratio"]["min"] > entries["talking"]["ratio"]["min"]
-    text = report.speed_table(result) + "\n".join(report.notes(result))
+    assert entries["slow"]["seconds"] >= 0.03       # it sleeps that long
+    text = report.speed_table(result) + "\n" + "\n".join(report.notes(result))
     assert "slow / attnc" in text and "wrong / attnc" not in text and "No wrong: wrong: error" in text
 
 
@@ -184,6 +185,7 @@ def test_every_limit_is_measured():
     result = runner.run(TINY, contenders={"attnc": peers.CONTENDERS["attnc"]}, threads=2, rounds=2)
     assert_schema(result)
     assert [case["limit"]["name"] for case in result["cases"]] == ["fma", "read", "weights", "read"]
+    assert all(case["limit"]["busy"] > 0 for case in result["cases"])
     assert {"plain", "fill", "fill_again"} <= result["cases"][2]["limit"].keys()
     assert "1.3 x filling" in "\n".join(report.notes(result))
 
@@ -196,7 +198,7 @@ def assert_schema(result):
     assert {"python", "numpy", "attnc"} <= set(result["versions"])
     for case in result["cases"]:
         assert {"name", "dtype", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "options", "flops",
-                "bytes", "contenders", "limit", "share"} == set(case)
+                "bytes", "contenders", "disturbed", "limit", "share"} == set(case)
         assert {"name", "unit", "work", "rate"} <= set(case["limit"]) and case["limit"]["rate"] > 0
         for spread in (case["share"], *(entry["ratio"] for entry in case["contenders"].values() if "ratio" in entry)):
             assert 0 < spread["min"] <= spread["median"] <= spread["max"]
@@ -212,8 +214,10 @@ def test_one_case_per_name_and_every_set_can_be_chosen_from():
         cases.select("tiny", "nothing")
 
 
-def result_with(share, threads=2, isa="base"):
-    return {"machine": {"isa": isa, "threads": threads}, "cases": [{"name": "a", "share": {"median": share}}]}
+def result_with(share, threads=2, isa="base", disturbed=0):
+    return {"machine": {"isa": isa, "threads": threads}, "settings": {"rounds": 9}, "cases": [
+        {"name": "a", "share": {"median": share, "min": share}, "disturbed": disturbed, "limit": {"name": "fma"},
+         "contenders": {"attnc": {}}}]}
 
 
 def test_a_share_that_fell_is_a_regression():
@@ -222,20 +226,58 @@ def test_a_share_that_fell_is_a_regression():
     assert report.regressions(result_with(0.80), result_with(0.80) | {"cases": []}) == ["a: was 80%, now missing"]
     failed = result_with(0.80) | {"cases": [{"name": "a", "failed": "wrong"}]}
     assert report.regressions(result_with(0.80), failed) == ["a: was 80%, now failed"]
+    assert "cannot be compared" in report.regressions(result_with(0.80), result_with(0.80, disturbed=5))[0]
+    assert report.regressions(result_with(0.80), result_with(0.80, disturbed=4)) == []
+    assert "| disturbed " in report.speed_table(result_with(388.67, disturbed=5))
+    assert "| 80% (min 80%) fma " in report.speed_table(result_with(0.80, disturbed=4))
     for other in ({"threads": 1}, {"isa": "avx2"}):
         with pytest.raises(ValueError, match="cannot compare"):
             report.regressions(result_with(0.8), result_with(0.8, **other))
 
 
-def test_samples_repeat_a_fast_call_and_not_a_slow_one():
-    calls = []
-    repeat = timing.calibrate(lambda: calls.append(None) or time.sleep(0.001), target=0.02)
-    assert 2 <= repeat <= 40 and calls
-    assert timing.calibrate(lambda: time.sleep(0.03), target=0.02) == 1
+class Clock:
+    """Time as the tests want it to pass, in place of the module `time`."""
+
+    def __init__(self, working=0.0):
+        self.now, self.own, self.working = 0.0, 0.0, working
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.own += seconds if self.now < self.working else 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def process_time(self):
+        return self.own
 
 
-def test_rest_is_waited_for():
-    assert timing.settle()
+@pytest.mark.parametrize(("seconds", "repeat"), [(1e-6, 20000), (0.001, 20), (0.011, 2), (0.03, 1), (3.0, 1)])
+def test_samples_repeat_a_fast_call_and_not_a_slow_one(seconds, repeat, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(timing, "time", clock)
+    assert timing.calibrate(lambda: clock.sleep(seconds), target=0.02) == repeat
+    assert timing.seconds_per_call(lambda: clock.sleep(seconds), 3) == pytest.approx(seconds)
+
+
+def test_rest_is_waited_for_but_not_for_ever(monkeypatch):
+    clock = Clock(working=0.03)
+    monkeypatch.setattr(timing, "time", clock)
+    assert timing.settle() and 0.03 <= clock.now < 0.04
+    clock = Clock(working=1000.0)
+    monkeypatch.setattr(timing, "time", clock)
+    assert not timing.settle() and clock.now < 1.0
+
+
+def test_a_disturbed_sample_is_taken_again(monkeypatch):
+    busy = iter([0.5, 0.99, 0.95, 0.96])
+    limit = SimpleNamespace(probe=lambda: {"rate": 1.0, "busy": next(busy)})
+    contender = worker.Contender(peers.CONTENDERS["numpy"], 1)
+    contender.call, contender.repeat, contender.seconds, contender.limit = (lambda: None), 1, 1.0, limit
+    sample = contender.sample()
+    assert not sample["disturbed"] and sample["before"]["busy"] == 0.95
+    limit.probe = lambda: {"rate": 1.0, "busy": 0.5}
+    assert contender.sample()["disturbed"]
 
 
 def test_the_chain_shows_the_weight_the_data_set_names():

@@ -13,8 +13,8 @@ def speed_table(result: dict) -> str:
             rows.append([case["name"], f"FAIL: {case['failed']}", *("" for _ in names)])
             continue
         limit, share = case["limit"]["name"], case["share"]
-        cells = [_ratio(case["contenders"][name]) if name in case["contenders"] else "" for name in names]
-        rows.append([case["name"], f"{share['median']:.0%} (min {share['min']:.0%}) {limit}", *cells])
+        shown = "disturbed" if _disturbed(case, result) else f"{share['median']:.0%} (min {share['min']:.0%}) {limit}"
+        rows.append([case["name"], shown, *(_ratio(case["contenders"][name]) for name in names)])
     return table(header, rows)
 
 
@@ -37,8 +37,10 @@ def notes(result: dict) -> list[str]:
     if any(case.get("limit", {}).get("name") == "weights" for case in result["cases"]):
         lines.append("Limit \"weights\": 1.1 x the same call without weights + 1.3 x filling a new array of their "
                      "shape; 100% or more is within it.")
-    lines += [f"BLAS of {name}: {', '.join(loaded)}." for name, loaded in result["blas"].items()
-              if loaded and name in _contenders(result)]
+    if result["blas"].get("numpy"):
+        lines.append(f"BLAS of NumPy: {', '.join(result['blas']['numpy'])}.")
+    lines += [f"Other processes disturbed {case['disturbed']} of {rounds} rounds of {case['name']}."
+              for case in result["cases"] if case.get("disturbed")]
     reasons = {}
     for case in result["cases"]:
         for name, entry in case["contenders"].items():
@@ -70,12 +72,19 @@ def regressions(old: dict, new: dict) -> list[str]:
         if "share" not in case:
             continue
         after = now.get(case["name"])
-        if after is None or "share" not in after:
+        if _disturbed(case, old) or (after and _disturbed(after, new)):
+            found.append(f"{case['name']}: disturbed by other processes, cannot be compared")
+        elif after is None or "share" not in after:
             found.append(f"{case['name']}: was {case['share']['median']:.0%}, now {'failed' if after else 'missing'}")
         elif 100 * (case["share"]["median"] - after["share"]["median"]) > FELL_POINTS:
             found.append(f"{case['name']}: share fell from {case['share']['median']:.0%} to "
                          f"{after['share']['median']:.0%}")
     return found
+
+
+def _disturbed(case, result) -> bool:
+    """Whether other processes took part in so many rounds that the median says nothing."""
+    return 2 * case.get("disturbed", 0) >= result["settings"]["rounds"]
 
 
 def _contenders(result):

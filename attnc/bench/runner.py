@@ -178,7 +178,8 @@ def _summary(case, entries, samples, limit) -> dict:
     pairs = [(each["before"], each["after"]) for each in samples["attnc"]]
     rates = np.array([(before["rate"] + after["rate"]) / 2 for before, after in pairs])
     parts = {part: float(np.median([probe[part] for pair in pairs for probe in pair])) for part in pairs[0][0]}
-    return {**found, "limit": {**limit, **parts}, "share": _spread(limit["work"] / own / rates)}
+    disturbed = sum(each["disturbed"] for each in samples["attnc"])
+    return {**found, "disturbed": disturbed, "limit": {**limit, **parts}, "share": _spread(limit["work"] / own / rates)}
 
 
 def _spread(values) -> dict:
