@@ -15,17 +15,13 @@ FEW_ROWS = 16               # below this many rows a key, fetching it from memor
 
 
 def _best(threads, function, *arguments) -> dict:
-    """The highest rate of a few probes, and the fraction of `threads` processors that it had to itself meanwhile.
+    """The highest rate of a few probes, and the fraction of `threads` processors that they had to themselves.
 
     A probe that another process interrupts says too little of the machine, which would flatter the share.
     """
-    found = []
-    for _ in range(PROBES):
-        wall, own = time.perf_counter(), time.process_time()
-        rate = function(*arguments, threads)
-        wall, own = time.perf_counter() - wall, time.process_time() - own
-        found.append({"rate": rate, "busy": own / (wall * threads)})
-    return max(found, key=lambda each: each["rate"])
+    wall, own = time.perf_counter(), time.process_time()
+    rate = max(function(*arguments, threads) for _ in range(PROBES))
+    return {"rate": rate, "busy": (time.process_time() - own) / ((time.perf_counter() - wall) * threads)}
 
 
 class Arithmetic:

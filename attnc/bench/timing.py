@@ -3,7 +3,7 @@
 import time
 
 SAMPLE_SECONDS = 0.02       # a timed sample lasts at least about this long
-CROWDED = 0.9               # of the processors: a probe that got less was disturbed by other processes
+CROWDED = 0.85              # of the processors: probes that got less were disturbed; the clock errs by a few percent
 CALM_SECONDS = 0.004
 PATIENCE_SECONDS = 0.5
 
