@@ -1,9 +1,9 @@
-# Everything is installed into .venv and built in place; each step leaves a stamp and is done again when what it used changes.
-# PYTHON=python3.12 make run takes another interpreter; without it an existing .venv is kept.
+# Everything is installed into .venv and built in place; each step leaves a stamp, and is done again when what it used
+# changes. PYTHON=python3.12 make run takes another interpreter; without it an existing .venv is kept.
 
 VENV := .venv
 PYTHON ?= $(if $(wildcard $(VENV)/made-*),$(VENV)/bin/python,python3)
-VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>&1)
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 INSTALLED := $(VENV)/installed
@@ -56,10 +56,11 @@ clean:  ## remove everything that was made, .venv too
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/made-$(VERSION):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	    echo "attnc needs Python 3.11 or newer and found: $(PYTHON): $(VERSION). Name another: PYTHON=python3.12 make ..." >&2; \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	    echo "attnc needs Python 3.11 or newer; $(PYTHON) is $(or $(VERSION),not there)." \
+	        "Name another: PYTHON=python3.12 make ..." >&2; \
 	    exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	    echo "$(PYTHON) cannot make virtual environments; install its venv module ('apt-get install python3-venv')" >&2; \
 	    exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)

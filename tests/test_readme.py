@@ -1,0 +1,69 @@
+"""README.md: its examples run and give what they show, and its speed table is the committed measurement."""
+
+import doctest
+import importlib.util
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+
+
+def failures(text):
+    """What the examples of a text give that they do not show; later ones see the names of earlier ones."""
+    names, found = {}, []
+    runner = doctest.DocTestRunner(verbose=False)
+    for number, block in enumerate(BLOCK.finditer(text)):
+        line = text.count("\n", 0, block.start()) + 1
+        examples = doctest.DocTestParser().get_doctest(textwrap.dedent(block[2]), names, f"block {number}", None, line)
+        runner.run(examples, out=found.append, clear_globs=False)
+        names = examples.globs
+    return found
+
+
+def benchmark_script():
+    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "benchmarks" / "readme.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_examples_give_what_they_show():
+    assert len(BLOCK.findall(TEXT)) == TEXT.count("```python") >= 3
+    assert not failures(TEXT), "".join(failures(TEXT))
+
+
+def test_an_example_that_shows_something_else_is_found():
+    assert failures(TEXT.replace("▁kitabı    17.541   3.101  0.3530", "▁kitabı    17.541   3.101  0.3531"))
+    assert failures("```python\n>>> 1 / 0\n```\n")
+
+
+def test_the_files_that_it_links_exist():
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXT) if "://" not in link]
+    assert len(links) >= 5
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_speed_table_is_the_committed_measurement():
+    script = benchmark_script()
+    result = json.loads(script.RESULT.read_text(encoding="utf-8"))
+    assert result["passed"]
+    assert script.updated(TEXT, result) == TEXT
+    result["cases"][0]["share"]["median"] /= 2
+    assert script.updated(TEXT, result) != TEXT
+
+
+def test_the_script_refuses_a_readme_without_markers():
+    with pytest.raises(ValueError, match="markers"):
+        benchmark_script().updated("no table here", {"machine": {}})
+
+
+def test_every_make_command_that_it_names_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"(?:^    |`|: )make ([a-z-]+)", TEXT, re.MULTILINE))
+    assert {"run", "test", "wheel", "bench", "bench-readme"} <= named <= targets

@@ -1,0 +1,80 @@
+"""The archives: what is in them, and that the wheel works without a compiler in an environment of its own."""
+
+import os
+import re
+import sys
+import tarfile
+import venv
+import zipfile
+
+import pytest
+from build_tree import ROOT, copy_sources, pip, run
+
+LIMIT = 2_000_000   # bytes of a wheel; it holds three sets of kernels and less than 300 kB of data
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sdist")
+    tree = copy_sources(folder / "tree")
+    build = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
+    done = run(sys.executable, "-c", build, folder=tree)
+    assert done.returncode == 0, done.stdout
+    [file] = folder.glob("*.tar.gz")
+    return file
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist):
+    """One wheel, built from the sdist."""
+    folder = sdist.parent / "wheel"
+    pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", folder, sdist, folder=sdist.parent)
+    [file] = folder.iterdir()
+    return file
+
+
+def test_the_sdist_holds_the_sources_and_nothing_that_was_made(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*") if path.is_file()}
+    assert sources and sources <= names
+    assert {"setup.py", "pyproject.toml", "LICENSE", "README.md", "attnc/datasets/data/turkish.npz"} <= names
+    assert not [name for name in names if re.search(r"\.(c|so|pyc|o)$|__pycache__|^build/", name)]
+
+
+def test_one_wheel_serves_every_python_from_3_11_on(wheel):
+    assert re.fullmatch(r"attnc-[0-9.]+-cp311-abi3-\w+\.whl", wheel.name)
+    assert wheel.stat().st_size < LIMIT
+
+
+def test_the_wheel_holds_the_package_exactly(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        info = {name.partition(".dist-info/")[2] for name in archive.namelist()} - {""}
+    package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "attnc").rglob("*")
+               if path.is_file() and path.suffix not in (".so", ".pyc")}
+    compiled = {name for name in names if name.endswith(".so")}
+    assert names - compiled == package
+    assert "attnc/_cpu.abi3.so" in compiled and "attnc/_kernels_base.abi3.so" in compiled
+    assert all(re.fullmatch(r"attnc/_(cpu|kernels_\w+)\.abi3\.so", name) for name in compiled)
+    assert {"METADATA", "RECORD", "WHEEL", "licenses/LICENSE"} <= info
+
+
+def test_the_wheel_benchmarks_itself_without_a_compiler_from_an_empty_folder(wheel, tmp_path):
+    environment, empty = tmp_path / "venv", tmp_path / "empty"
+    venv.create(environment)
+    empty.mkdir()
+    python = environment / "bin" / "python"
+    pip("--python", python, "install", "--only-binary", ":all:", wheel, folder=empty, CC="false")
+    packages = pip("--python", python, "list", "--format", "freeze", folder=empty)
+    assert {line.partition("==")[0] for line in packages.split()} == {"attnc", "numpy"}
+
+    done = run(python, "-P", "-m", "attnc", "bench", "--quick", "--rounds", "3", folder=empty, CC="false")
+    assert done.returncode == 0, done.stdout
+    where = run(python, "-P", "-c", "import attnc; print(attnc.__file__)", folder=empty).stdout
+    assert where.startswith(str(environment))
+    for part in ("Ayşe kitabı okudu", "▁kitabı", "Norm of the output row", "within tolerance", "share of limit",
+                 "numpy / attnc", "No torch: not installed"):
+        assert part in done.stdout
+    assert "FAIL" not in done.stdout
+    assert os.listdir(empty) == []
