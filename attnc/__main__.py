@@ -101,6 +101,8 @@ def _bench(options) -> int:
     contenders = _contenders(options.peers)
     old = _earlier(options.compare, options.cases) if options.compare else None
     threads = options.threads or attnc.get_num_threads()
+    if old:
+        report.comparable(old, attnc.isa(), threads)
     _header(threads)
     for warning in machine.warnings():
         print(f"Note: {warning}")
@@ -117,7 +119,7 @@ def _bench(options) -> int:
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     found = report.regressions(old, result) if old else []
-    print(*(f"SLOWER {line}" for line in found), sep="\n", end="\n" if found else "")
+    print(*(f"FAIL {line}" for line in found), sep="\n", end="\n" if found else "")
     return 0 if result["passed"] and not found else 1
 
 

@@ -230,9 +230,10 @@ def test_a_share_that_fell_is_a_regression():
     assert report.regressions(result_with(0.80), result_with(0.80, disturbed=4)) == []
     assert "| disturbed " in report.speed_table(result_with(388.67, disturbed=5))
     assert "| 80% (min 80%) fma " in report.speed_table(result_with(0.80, disturbed=4))
-    for other in ({"threads": 1}, {"isa": "avx2"}):
+    report.comparable(result_with(0.8), "base", 2)
+    for other in (("base", 1), ("avx2", 2)):
         with pytest.raises(ValueError, match="cannot compare"):
-            report.regressions(result_with(0.8), result_with(0.8, **other))
+            report.comparable(result_with(0.8), *other)
 
 
 class Clock:

@@ -76,10 +76,12 @@ def test_bench_writes_json_and_compares_with_it(tmp_path, capsys, monkeypatch):
     result["cases"][0]["share"]["median"] += 1e6
     file.write_text(json.dumps(result), encoding="utf-8")
     assert main([*arguments, "--compare", str(file)]) == 1
-    assert "SLOWER f32 1,4/2,9,9,8 causal: share fell" in capsys.readouterr().out
+    assert "FAIL f32 1,4/2,9,9,8 causal: share fell" in capsys.readouterr().out
     result["cases"][0]["share"]["median"] = 0.0
     file.write_text(json.dumps(result), encoding="utf-8")
     assert main([*arguments, "--compare", str(file)]) == 0
+    assert main([*arguments, "--threads", "2", "--compare", str(file)]) == 2
+    assert "threads was 1 and is 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

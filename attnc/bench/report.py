@@ -13,8 +13,10 @@ def speed_table(result: dict) -> str:
             rows.append([case["name"], f"FAIL: {case['failed']}", *("" for _ in names)])
             continue
         limit, share = case["limit"]["name"], case["share"]
-        shown = "disturbed" if _disturbed(case, result) else f"{share['median']:.0%} (min {share['min']:.0%}) {limit}"
-        rows.append([case["name"], shown, *(_ratio(case["contenders"][name]) for name in names)])
+        shown, mark = f"{share['median']:.0%} (min {share['min']:.0%}) {limit}", ""
+        if _disturbed(case, result):
+            shown, mark = "disturbed", "~ "
+        rows.append([case["name"], shown, *(_ratio(case["contenders"][name], mark) for name in names)])
     return table(header, rows)
 
 
@@ -39,6 +41,9 @@ def notes(result: dict) -> list[str]:
                      "shape; 100% or more is within it.")
     if result["blas"].get("numpy"):
         lines.append(f"BLAS of NumPy: {', '.join(result['blas']['numpy'])}.")
+    if any(_disturbed(case, result) for case in result["cases"]):
+        lines.append("Disturbed: other processes wanted the processors in half of the rounds or more; ratios marked ~ "
+                     "are no measurement.")
     lines += [f"Other processes disturbed {case['disturbed']} of {rounds} rounds of {case['name']}."
               for case in result["cases"] if case.get("disturbed")]
     reasons = {}
@@ -55,17 +60,15 @@ def notes(result: dict) -> list[str]:
     return lines
 
 
-def regressions(old: dict, new: dict) -> list[str]:
-    """The cases of `old` whose share fell by more than `FELL_POINTS` points in `new`, or that `new` lacks.
+def comparable(old: dict, isa: str, threads: int) -> None:
+    """Raise ValueError if `old` ran with another instruction set or thread count, which makes shares incomparable."""
+    for what, now in (("isa", isa), ("threads", threads)):
+        if old["machine"][what] != now:
+            raise ValueError(f"cannot compare: {what} was {old['machine'][what]} and is {now}")
 
-    Raises
-    ------
-    ValueError
-        If the two ran with other instruction sets or thread counts, which makes shares incomparable.
-    """
-    for what in ("isa", "threads"):
-        if old["machine"][what] != new["machine"][what]:
-            raise ValueError(f"cannot compare: {what} was {old['machine'][what]} and is {new['machine'][what]}")
+
+def regressions(old: dict, new: dict) -> list[str]:
+    """The cases of `old` whose share fell by more than `FELL_POINTS` points in `new`, or that cannot be compared."""
     found = []
     now = {case["name"]: case for case in new["cases"]}
     for case in old["cases"]:
@@ -96,6 +99,6 @@ def _contenders(result):
     return [name for name, measured in seen.items() if measured]
 
 
-def _ratio(entry):
+def _ratio(entry, mark):
     ratio = entry.get("ratio")
-    return f"{ratio['median']:.2f} ({ratio['min']:.2f})" if ratio and "failed" not in entry else "-"
+    return f"{mark}{ratio['median']:.2f} ({ratio['min']:.2f})" if ratio and "failed" not in entry else "-"

@@ -12,7 +12,7 @@ from attnc.bench import Unsupported
 from attnc.bench.cases import wanted
 from attnc.bench.timing import CROWDED, calibrate, seconds_per_call, settle
 
-TRIES = 3
+RETRIES = 5             # samples of a case that may be taken again: a machine that is always busy stays so
 LONG_SECONDS = 0.1      # a call this long needs no untimed one before it to wake up the threads
 
 
@@ -24,6 +24,7 @@ class Contender:
         self.setup = getattr(importlib.import_module(module), function)
         self.threads = threads
         self.call = self.limit = self.repeat = self.seconds = None
+        self.retries = RETRIES
 
     def prepare(self, case, seed, rows, with_limit):
         """Set the case up and give what it computes in the given query rows, for the caller to verify."""
@@ -44,23 +45,25 @@ class Contender:
         """Find out how often to repeat the call in a sample; gives the name and the work of the limit, if asked for."""
         self.repeat = calibrate(self.call)
         self.seconds = seconds_per_call(self.call, self.repeat)
+        self.retries = RETRIES
         settle()
         return self.limit and {"name": self.limit.name, "unit": self.limit.unit, "work": self.limit.work}
 
     def sample(self):
         """The mean time of a call now, between two probes of the limit if there is one.
 
-        A sample whose probes had to share the processors with others is taken again, a few times at most.
+        A sample whose probes had to share the processors with other processes is taken again, a few times a case.
         """
-        for _ in range(TRIES):
+        while True:
             if self.seconds < LONG_SECONDS:
                 self.call()
             before = self.limit and self.limit.probe()
             seconds = seconds_per_call(self.call, self.repeat)
             after = self.limit and self.limit.probe()
             disturbed = bool(self.limit) and min(before["busy"], after["busy"]) < CROWDED
-            if not disturbed:
+            if not disturbed or not self.retries:
                 break
+            self.retries -= 1
         quiet = settle()
         return {"seconds": seconds, "before": before, "after": after, "disturbed": disturbed, "quiet": quiet}
 
