@@ -1,0 +1,141 @@
+"""ONNX: the `Attention` operator for `onnx.reference.ReferenceEvaluator`, computed by attnc."""
+
+from __future__ import annotations
+
+import numpy as np
+
+try:
+    import onnx
+    from onnx.reference.op_run import OpRun
+except ImportError as error:
+    raise ImportError("attnc.integrations.onnx needs the package 'onnx', which is not installed") from error
+
+from ..attention import attention, attention_scores
+
+__all__ = ["OPERATORS", "Attention"]
+
+VERSIONS = (23, 24, 25)  # opsets that defined Attention anew; a model of a later opset uses the last of these
+SCALED, CAPPED, MASKED, WEIGHTS = range(4)  # values of qk_matmul_output_mode
+DOUBLE = 11
+PRECISIONS = (1, 10, DOUBLE, 16)  # float, float16, double, bfloat16
+
+
+class Attention(OpRun):
+    """`Attention` of opset 23, 24 and 25 (nonpad_kv_seqlen from 24, windows from 25), as the model's opset says.
+
+    Takes float32, float64, float16 and bfloat16, and computes in float32, or in float64 if an input is double or
+    `softmax_precision` asks for it: never in less than what is asked. A key that a row may not see never changes the
+    result, not even if it is NaN.
+
+    Raises
+    ------
+    ValueError
+        For attributes the model's opset does not have or whose value has no meaning (naming them), for integer masks,
+        and for shapes that do not fit. (The evaluator hides the text of a TypeError.)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import onnx.parser
+    >>> from onnx.reference import ReferenceEvaluator
+    >>> model = onnx.parser.parse_model('''
+    ...     <ir_version: 10, opset_import: ["" : 23]>
+    ...     one (float[1,1,1,2] q, float[1,1,2,2] k, float[1,1,2,1] v) => (float[1,1,1,1] y) { y = Attention (q, k, v) }
+    ... ''')
+    >>> evaluator = ReferenceEvaluator(model, new_ops=OPERATORS)
+    >>> one = np.ones((1, 1, 2, 2), np.float32)
+    >>> evaluator.run(None, {"q": one[:, :, :1], "k": one, "v": np.float32([[[[1], [3]]]])})[0].ravel()
+    array([2.], dtype=float32)
+    """
+
+    op_domain = ""
+
+    def __init__(self, onnx_node: onnx.NodeProto, run_params: dict, schema=None):
+        opset = run_params["opsets"][""]
+        schema = onnx.defs.get_schema("Attention", opset) if opset >= VERSIONS[0] else None
+        if schema is None or schema.since_version not in VERSIONS:
+            raise ValueError(f"Attention of opset {opset} is not supported, only its versions {VERSIONS}")
+        unknown = [a.name for a in onnx_node.attribute if a.name not in schema.attributes]
+        if unknown:
+            raise ValueError(f"Attention of opset {opset} has no attribute {', '.join(unknown)}")
+        if len(onnx_node.input) > len(schema.inputs):
+            raise ValueError(f"Attention of opset {opset} has no input number {len(onnx_node.input)}")
+        super().__init__(onnx_node, run_params, schema)
+
+    def _run(self, query, key, value, attn_mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *,
+             scale=None, is_causal=0, q_num_heads=None, kv_num_heads=None, softmax_precision=None, softcap=0.0,
+             qk_matmul_output_mode=0, left_window_size=-1, right_window_size=-1):
+        for name, x, meaningful in (
+                ("is_causal", is_causal, (0, 1)), ("qk_matmul_output_mode", qk_matmul_output_mode, range(4)),
+                ("softmax_precision", softmax_precision, (None, *PRECISIONS)),
+                ("left_window_size", left_window_size, range(-1, 2**63)),
+                ("right_window_size", right_window_size, range(-1, 2**63))):
+            if x not in meaningful:
+                raise ValueError(f"{name} of Attention is {x}, which has no meaning")
+        if (past_key is None) != (past_value is None):
+            raise ValueError("past_key and past_value of Attention go together")
+        if past_key is not None and nonpad_kv_seqlen is not None:
+            raise ValueError("nonpad_kv_seqlen of Attention cannot be combined with past_key and past_value")
+
+        dtype, packed = query.dtype, query.ndim == 3
+        query = _split_heads("Q", query, "q_num_heads", q_num_heads)
+        key, value = (_split_heads(name, x, "kv_num_heads", kv_num_heads) for name, x in (("K", key), ("V", value)))
+        offset = 0  # position of the first row: how many keys came before
+        if past_key is not None:
+            key, value = (np.concatenate(pair, axis=2) for pair in ((past_key, key), (past_value, value)))
+            offset = past_key.shape[2]
+        elif nonpad_kv_seqlen is not None:
+            offset = nonpad_kv_seqlen - query.shape[2]
+        present = key, value
+        if softmax_precision == DOUBLE:
+            query = query.astype(np.float64)  # one float64 input is enough for float64 throughout
+
+        mode = qk_matmul_output_mode if len(self.output) > 3 and self.output[3] else None
+        product = {"scale": None if scale is None else float(scale), "softcap": float(softcap) or None}
+        result = attention(
+            query, key, value, **product, **_mask_or_bias(attn_mask, key.shape[2]), causal=bool(is_causal),
+            window=tuple(None if n < 0 else n for n in (left_window_size, right_window_size)), q_offset=offset,
+            kv_lengths=nonpad_kv_seqlen, want={MASKED: "scores", WEIGHTS: "weights"}.get(mode, ()))
+        output = getattr(result, "output", result)
+        if packed:
+            output = output.swapaxes(1, 2).reshape(output.shape[0], output.shape[2], output.shape[1] * output.shape[3])
+        outputs = [output.astype(dtype, copy=False), *present]
+        if mode is not None:
+            if mode in (SCALED, CAPPED):
+                stage = "capped" if mode == CAPPED else "scaled"
+                middle = attention_scores(query, key, stage=stage, **product)
+            else:
+                middle = result.scores if mode == MASKED else result.weights
+            with np.errstate(over="ignore"):  # scores may be beyond the range of float16
+                outputs.append(middle.astype(dtype, copy=False))
+        return tuple(outputs)
+
+
+OPERATORS = [Attention]
+
+
+def _split_heads(name: str, x: np.ndarray, attribute: str, heads: int | None) -> np.ndarray:
+    """(batch, heads, length, dim): 4-D as it is, 3-D (batch, length, heads * dim) as a view."""
+    if x.ndim == 4:
+        if heads is not None and heads != x.shape[1]:
+            raise ValueError(f"{attribute} of Attention is {heads}, but {name} has {x.shape[1]} heads")
+        return x
+    if x.ndim != 3:
+        raise ValueError(f"{name} of Attention must have 3 or 4 axes, got shape {x.shape}")
+    if not heads or heads < 0 or x.shape[2] % heads:
+        raise ValueError(f"{attribute} of Attention must divide the last axis of {name} {x.shape}, got {heads}")
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(1, 2)
+
+
+def _mask_or_bias(attn_mask: np.ndarray | None, kv_len: int) -> dict:
+    """The option for `attn_mask`; the keys that a short one does not cover are not allowed."""
+    if attn_mask is None:
+        return {}
+    if attn_mask.dtype.kind in "iu":
+        raise ValueError(f"attn_mask of Attention must be bool (True = attend) or float (added), got {attn_mask.dtype}")
+    boolean = attn_mask.dtype == bool
+    if attn_mask.ndim and attn_mask.shape[-1] < kv_len:
+        whole = np.full((*attn_mask.shape[:-1], kv_len), False if boolean else -np.inf, attn_mask.dtype)
+        whole[..., :attn_mask.shape[-1]] = attn_mask
+        attn_mask = whole
+    return {"mask" if boolean else "bias": attn_mask}
