@@ -7,7 +7,7 @@ import numpy as np
 from . import _isa, threads
 
 ATTEND, SCORES, WEIGH = 0, 1, 2
-_CODES = {"f": 0, "d": 1, "e": 2}  # by dtype character; anything else that passes the checks is bfloat16
+_CODES = {"f": 0, "d": 1, "e": 2}  # by dtype character; a dtype of kind V that passes the checks is bfloat16
 BFLOAT16 = 3
 
 
@@ -25,8 +25,8 @@ def run(mode: int, a, *, value=None, out=None, lse=None, weights=None, scores=No
 
 
 def call(mode: int, arrays: tuple, batch: tuple, sizes: tuple, options: tuple, num_threads: int | None) -> tuple:
-    codes = tuple([0 if x is None else _CODES.get(x.dtype.char, BFLOAT16) for x in arrays])
-    if BFLOAT16 in codes:  # bools and int64 get this code too; the kernels ask it of float arrays only
+    codes = tuple([0 if x is None else code(x.dtype) for x in arrays])
+    if BFLOAT16 in codes:
         arrays = tuple([bits(x) for x in arrays])
     count, explicit = threads.resolve(num_threads)
     return _isa.kernels.attention(mode, arrays, codes, batch, sizes, options, count, explicit)
@@ -34,9 +34,9 @@ def call(mode: int, arrays: tuple, batch: tuple, sizes: tuple, options: tuple, n
 
 def bits(x: np.ndarray | None) -> np.ndarray | None:
     """bfloat16 as uint16, in which form it can be exported as a buffer; others as they are."""
-    return x.view(np.uint16) if x is not None and x.dtype.char not in "fde?q" else x
+    return x.view(np.uint16) if x is not None and code(x.dtype) == BFLOAT16 else x
 
 
 def code(dtype: np.dtype) -> int:
-    """The kernels' number of a float dtype."""
-    return _CODES.get(dtype.char, BFLOAT16)
+    """The kernels' number of a float dtype; of bool and int64, which they do not ask, 0."""
+    return _CODES.get(dtype.char, BFLOAT16 if dtype.kind == "V" else 0)

@@ -44,8 +44,8 @@ cdef extern from "tiles.h" nogil:
         double scale, softcap, c, unit
         int plain, flip, arrays
         Py_ssize_t rows, block_q, block_k, q_blocks, k_blocks, value_stride, split_k, splits
-        int shared, keep
-        Py_ssize_t pack_bytes, scratch_bytes, state_bytes
+        int whole, shared, keep
+        Py_ssize_t pack_k, pack_bytes, scratch_bytes, state_bytes
         int n_threads, stop
 
     ctypedef struct Range:
@@ -72,12 +72,14 @@ cdef extern from "tiles.h" nogil:
         const char* bias
         const char* q_segments
         const char* k_segments
+        const void** q_rows
         void* q
         void* s
         void* o
         void* apart_o
         void* row_max
         void* alpha
+        void* peaks
         void* block_max
         double* row_sum
         Range* kept_part
@@ -118,6 +120,7 @@ cdef extern from "tiles.h" nogil:
 
     const Tile TILES[2]
     Py_ssize_t batch_offset(const Array*, const Batch*, Py_ssize_t) noexcept
+    void prefetch_rows(const Array*, const char*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept
     Lengths lengths_of(const Params*, Py_ssize_t) noexcept
     Range visible(const Params*, Lengths, Py_ssize_t) noexcept
     Py_ssize_t least(Py_ssize_t, Py_ssize_t) noexcept

@@ -133,6 +133,8 @@ cdef void attend(Work* w, Task* t, int thread) noexcept nogil:
                 keep_part(w, t, kept, r, block)
             if seen == SKIP:
                 continue
+            if p.whole and block == t.block_stop - 1:
+                prefetch_next_head(w, t, r, n)
             tile.scores(p, t, r, n, kv)
             if not p.plain:
                 tile.finish_scores(p, t, r, n, block)
@@ -142,6 +144,24 @@ cdef void attend(Work* w, Task* t, int thread) noexcept nogil:
             if p.value_dim:
                 tile.values(p, t, r, n, block, kv)
         poll(w, thread)
+
+
+cdef void prefetch_next_head(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n) noexcept nogil:
+    """A few rows of the head that this thread takes next, most likely, while it has arithmetic to do."""
+    cdef Params* p = &w.p
+    cdef Py_ssize_t head = t.batch * p.kv_heads + t.kv_head + p.n_threads, batch, kv_head
+    if head >= w.first_head + w.heads:
+        return
+    batch, kv_head = head // p.kv_heads, head % p.kv_heads
+    n = least(n, p.kv_len - r)
+    prefetch_rows(&p.key, p.key.data + batch_offset(&p.key, &p.batch, batch) + kv_head * p.key.head, r, n,
+                  p.head_dim * w.tile.real)
+    if p.value_dim:
+        prefetch_rows(&p.value, p.value.data + batch_offset(&p.value, &p.batch, batch) + kv_head * p.value.head, r, n,
+                      p.value_dim * w.tile.real)
+    if p.group == 1:
+        prefetch_rows(&p.query, p.query.data + batch_offset(&p.query, &p.batch, batch) + kv_head * p.query.head, r, n,
+                      p.head_dim * w.tile.real)
 
 
 cdef void keep_part(Work* w, Task* t, char* kept, Py_ssize_t r, Py_ssize_t block) noexcept nogil:

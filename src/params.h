@@ -41,9 +41,10 @@ typedef struct {
     ix block_q, block_k, q_blocks, k_blocks;
     ix value_stride;             /* value_dim padded to whole vectors: a row of the output accumulator */
     ix split_k, splits;          /* blocks of keys per split; 1 split unless the rows are few */
+    int whole;                   /* a task takes a whole kv head and packs for itself */
     int shared;                  /* keys and values packed once per kv head (else by the task that reads them) */
     int keep;                    /* weights: the task keeps its scores until the row sums are known */
-    ix pack_bytes, scratch_bytes, state_bytes;
+    ix pack_k, pack_bytes, scratch_bytes, state_bytes;
     int n_threads;
     volatile int stop;
 } Params;

@@ -14,6 +14,7 @@ cdef enum:
     KEEP_BYTES = 384 * 1024        # scores a task keeps to turn them into dense weights
     SHARED_BYTES = 64 * 1024 * 1024
     STATE_BYTES = 16 * 1024 * 1024
+    WHOLE_BYTES = 512 * 1024       # queries and sums of a task that takes a whole head: half of a 1 MB L2
 
 
 cdef Py_ssize_t padded(Py_ssize_t nbytes) noexcept nogil:
@@ -41,25 +42,29 @@ cdef void prepare(Work* w, int mode) noexcept nogil:
 cdef void divide(Work* w) noexcept nogil:
     """Block sizes, the parts of the scratch memory and their bytes."""
     cdef Params* p = &w.p
-    cdef Py_ssize_t real = w.tile.real, heads = p.batches * p.kv_heads, per_head, group_rows, kept = 1
+    cdef Py_ssize_t real = w.tile.real, heads = p.batches * p.kv_heads, per_head, kept_rows = 0, kept = 1
     p.value_stride = round_up(p.value_dim, w.tile.lanes)
     p.block_k = MOST_BLOCK_K
     while p.block_k > LEAST_BLOCK_K and p.block_k * (p.head_dim + p.value_dim) * real > BLOCK_BYTES:
         p.block_k //= 2
     p.k_blocks = ceil_div(p.kv_len, p.block_k)
-    p.pack_bytes = (padded(p.block_k * p.head_dim * real) + padded(p.block_k * p.value_stride * real)
-                    + padded(p.block_k * 4 + 64))
-    p.shared = p.rows > FEW_ROWS
-    p.split_k = p.k_blocks if p.shared else SPLIT_K // p.block_k
+    p.pack_k = least(p.block_k, round_up(p.kv_len, w.tile.panel))
+    p.pack_bytes = (padded(p.pack_k * p.head_dim * real) + padded(p.pack_k * p.value_stride * real)
+                    + padded(p.pack_k * 4 + 64))
+    p.split_k = p.k_blocks if p.rows > FEW_ROWS else SPLIT_K // p.block_k
     p.splits = most(1, ceil_div(p.k_blocks, p.split_k)) if p.k_blocks else 1
-    p.block_q = rows_of_a_task(p)
+    p.whole = p.rows > FEW_ROWS and whole_heads(p, real)
+    p.shared = p.rows > FEW_ROWS and not p.whole
     if w.mode == ATTEND and p.weights.data != NULL and p.splits == 1 and p.k_blocks:
-        # Fewer rows a task, so that all scores of a task stay in L2 until the row sums are known.
-        group_rows = KEEP_BYTES // (p.k_blocks * p.block_k * real) // GROUP_ROWS * GROUP_ROWS
-        p.keep = group_rows >= 2 * GROUP_ROWS and (p.shared or group_rows >= p.rows)
-        if p.keep:
-            p.block_q = least(p.block_q, group_rows)
-            kept = p.block_q // GROUP_ROWS * p.k_blocks
+        # Few enough rows a task that all its scores stay in L2 until the row sums are known, if that is two groups.
+        kept_rows = KEEP_BYTES // (p.k_blocks * p.block_k * real) // GROUP_ROWS * GROUP_ROWS
+        p.keep = kept_rows >= (p.rows if p.rows <= FEW_ROWS else 2 * GROUP_ROWS)
+        if p.keep and kept_rows < p.rows:
+            p.whole, p.shared = 0, 1
+    p.block_q = rows_of_a_task(p)
+    if p.keep:
+        p.block_q = least(p.block_q, kept_rows)
+        kept = p.block_q // GROUP_ROWS * p.k_blocks
     p.q_blocks = ceil_div(p.rows, p.block_q)
     p.scratch_bytes = lay_out(w, NULL, NULL, kept)
 
@@ -80,6 +85,14 @@ cdef void divide(Work* w) noexcept nogil:
         w.bytes += padded(16 * p.rows * heads)
 
 
+cdef bint whole_heads(const Params* p, Py_ssize_t real) noexcept nogil:
+    """Whether a task takes a whole kv head and packs for itself: its rows fit beside a block of keys, and the heads
+    divide among the threads without leaving one idle for long."""
+    cdef Py_ssize_t heads = p.batches * p.kv_heads, threads = p.n_threads
+    return (p.rows * (p.head_dim + p.value_stride) * real <= WHOLE_BYTES
+            and 20 * round_up(heads, threads) <= 21 * heads)
+
+
 cdef Py_ssize_t rows_of_a_task(Params* p) noexcept nogil:
     """BLOCK_Q, or less where that leaves fewer than four tasks a thread; whole register tiles."""
     cdef Py_ssize_t heads = p.batches * p.kv_heads
@@ -93,16 +106,17 @@ cdef Py_ssize_t lay_out(const Work* w, char* s, Task* t, Py_ssize_t kept) noexce
     """Give task t its places in the scratch at s (or only count, where t is NULL); returns the bytes."""
     cdef const Params* p = &w.p
     cdef Py_ssize_t real = w.tile.real, rows = p.block_q, block = p.block_k, at = 0
-    cdef Py_ssize_t[14] size = [
+    cdef Py_ssize_t[16] size = [
         rows * p.head_dim * real, kept * GROUP_ROWS * block * real, rows * p.value_stride * real,
-        rows * p.value_stride * real, rows * real, GROUP_ROWS * real,
+        rows * p.value_stride * real, rows * real, 64,
         rows * p.k_blocks * real if p.keep else 0, rows * 8, rows * sizeof(Range),
         GROUP_ROWS * block * real if p.bias.data != NULL else 0, GROUP_ROWS * block if p.arrays or w.mode == WEIGH else 0,
         (most(most(p.head_dim, p.value_stride), block) + w.tile.lanes) * real,
-        0 if p.shared else p.pack_bytes, kept * sizeof(Range) if p.keep else 0]
-    cdef Py_ssize_t[14] place
+        0 if p.shared else p.pack_bytes, kept * sizeof(Range) if p.keep else 0, rows * sizeof(void*),
+        GROUP_ROWS * 64]
+    cdef Py_ssize_t[16] place
     cdef int i
-    for i in range(14):
+    for i in range(16):
         place[i] = at
         at += padded(size[i])
     if t != NULL:
@@ -111,7 +125,8 @@ cdef Py_ssize_t lay_out(const Work* w, char* s, Task* t, Py_ssize_t kept) noexce
         t.row_sum, t.range, t.bias_rows = <double*> (s + place[7]), <Range*> (s + place[8]), s + place[9]
         t.allow, t.line = <unsigned char*> (s + place[10]), s + place[11]
         t.packed = packed_at(w, s + place[12])
-        t.kept_part = <Range*> (s + place[13])
+        t.kept_part, t.q_rows = <Range*> (s + place[13]), <const void**> (s + place[14])
+        t.peaks = s + place[15]
     return padded(at)
 
 
@@ -120,7 +135,7 @@ cdef Packed packed_at(const Work* w, char* s) noexcept nogil:
     cdef const Params* p = &w.p
     cdef Packed kv
     kv.keys = s
-    kv.values = s + padded(p.block_k * p.head_dim * w.tile.real)
-    kv.n_apart = <Py_ssize_t*> (s + p.pack_bytes - padded(p.block_k * 4 + 64))
+    kv.values = s + padded(p.pack_k * p.head_dim * w.tile.real)
+    kv.n_apart = <Py_ssize_t*> (s + p.pack_bytes - padded(p.pack_k * 4 + 64))
     kv.apart = <int*> (<char*> kv.n_apart + 64)
     return kv

@@ -3,11 +3,11 @@
 
 /* ------------------------------------------------------------------------------------ output, lse, statistics */
 
-/* The row sum with the sink logit in it, and the lse; both from the maximum in natural units. */
+/* The row sum with the sink logit in it, and (if wanted) the lse; both from the maximum in natural units. */
 static double T(close_row)(const Params *p, const Task *t, ix r, double *lse) {
     double top = (double)P_(row_max)[r] * p->unit, sum = t->row_sum[r];
     int alive = row_position(p, t, r) < t->lengths.q_length;
-    *lse = sum == 0 ? -INFINITY : top + log(sum);
+    if (p->lse.data) *lse = sum == 0 ? -INFINITY : top + log(sum);
     if (!p->sinks.data || !alive) return sum;
     REAL logit;
     memcpy(&logit, p->sinks.data + row_head(p, t, r) * p->sinks.head, sizeof logit);
@@ -16,9 +16,9 @@ static double T(close_row)(const Params *p, const Task *t, ix r, double *lse) {
         *lse = sink;
         return 0;
     }
-    double larger = sink > top ? sink : top;
-    *lse = larger + log(sum * exp(top - larger) + exp(sink - larger));
-    return sum + exp(sink - top);
+    double larger = sink > top ? sink : top, total = sum * exp(top - larger) + exp(sink - larger);
+    *lse = larger + log(total);
+    return total * exp(larger - top);
 }
 
 static char *T(row_pointer)(const Params *p, const Task *t, const Array *a, ix r) {
@@ -37,10 +37,12 @@ static void T(finish)(const Params *p, Task *t) {
         if (!p->out.data || !p->value_dim) continue;
         REAL *o = P_(o) + r * p->value_stride, *big = P_(apart_o) + r * p->value_stride, f = (REAL)inverse;
         /* + 0: a sum that underflowed to -0 becomes 0, so that keys which add nothing can not turn its sign */
+        char *dst = T(row_pointer)(p, t, &p->out, r);
+        for (ix i = 0; i < p->value_dim * (ix)sizeof(REAL); i += 64) __builtin_prefetch(dst + GROUP_ROWS * p->out.row + i, 1);
         if (sum == 0) memset(o, 0, p->value_stride * sizeof(REAL));
         else if (t->uses_apart) for (ix i = 0; i < p->value_stride; i++) o[i] = o[i] * f + (big[i] * f) * (1 / APART_SCALE);
         else for (ix i = 0; i < p->value_stride; i++) o[i] = o[i] * f + 0;
-        T(store_row)(o, p->value_dim, T(row_pointer)(p, t, &p->out, r), p->out.col, p->out.dtype);
+        T(store_row)(o, p->value_dim, dst, p->out.col, p->out.dtype);
     }
 }
 

@@ -34,6 +34,13 @@ static void T(load_row)(const char *src, ix stride, int dtype, ix n, REAL *dst) 
     for (; i < n; i++) dst[i] = T(element)(src + i * stride, dtype);
 }
 
+/* The row itself where it is REAL without gaps, else a copy in `line`. */
+INLINE const REAL *T(row)(const char *src, ix stride, int dtype, ix n, REAL *line) {
+    if (dtype == NATIVE && stride == (ix)sizeof(REAL) && (uintptr_t)src % sizeof(REAL) == 0) return (const REAL *)src;
+    T(load_row)(src, stride, dtype, n, line);
+    return line;
+}
+
 static void T(store_row)(const REAL *src, ix n, char *dst, ix stride, int dtype) {
     ix i = 0;
     if (dtype == NATIVE && stride == (ix)sizeof(REAL)) {

@@ -4,7 +4,7 @@
  * operators, so a header of simd/ only holds what those cannot say:
  *   round (to nearest even), scale2 (p * 2**n), max (the second operand where either is NaN), fma,
  *   keep_bits / keep_bytes (lanes chosen by an integer or by bool bytes), zero_below, transpose,
- *   vf_load_f16 / vf_store_f16.
+ *   sum, largest (over the lanes; halving each time, so the order is fixed and short), vf_load_f16 / vf_store_f16.
  * simd/base.h is their meaning in plain compiler vectors. */
 #ifndef ATTNC_SIMD_H
 #define ATTNC_SIMD_H
@@ -52,36 +52,6 @@ INLINE void vd_storeu(double *p, vd v) { *(vd_unaligned *)p = v; }
 #else
 #include "simd/base.h"
 #endif
-
-/* Sums and maxima over the lanes halve the vector each time: the order is fixed, and a rounding error grows with log2. */
-INLINE double vf_sum(vf v) {
-    float x[VF];
-    vf_storeu(x, v);
-    UNROLL for (int half = VF / 2; half; half /= 2)
-        UNROLL for (int i = 0; i < half; i++) x[i] += x[i + half];
-    return x[0];
-}
-INLINE double vd_sum(vd v) {
-    double x[VD];
-    vd_storeu(x, v);
-    UNROLL for (int half = VD / 2; half; half /= 2)
-        UNROLL for (int i = 0; i < half; i++) x[i] += x[i + half];
-    return x[0];
-}
-INLINE float vf_largest(vf v) {
-    float x[VF];
-    vf_storeu(x, v);
-    UNROLL for (int half = VF / 2; half; half /= 2)
-        UNROLL for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
-    return x[0];
-}
-INLINE double vd_largest(vd v) {
-    double x[VD];
-    vd_storeu(x, v);
-    UNROLL for (int half = VD / 2; half; half /= 2)
-        UNROLL for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
-    return x[0];
-}
 
 /* The floating-point state of a thread: round to nearest, subnumbers kept, nothing trapped, and given back as it was,
  * flags included (pool threads may hold a stale one, and a caller may have set flush-to-zero). */

@@ -21,11 +21,14 @@ typedef struct {
     const char *query, *key, *value;     /* batch element and kv head applied */
     const char *mask, *key_mask, *bias, *q_segments, *k_segments;
 
-    void *q;                             /* [group][head_dim][6]: rows interleaved */
+    const void **q_rows;                 /* [row] where the query is */
+    void *q;                             /* [row][head_dim] copies */
     void *s;                             /* [6][block_k] scores, then weights; with keep: [group][block][6][block_k] */
     void *o;                             /* [row][value_stride] sum of weighted values */
     void *apart_o;                       /* the same for values kept apart, times 2**-32 */
     void *row_max, *alpha, *block_max;   /* [row], [6], with keep: [row][block] */
+    void *peaks;                         /* [6][vector] lanewise maxima of the scores in hand, if has_peaks */
+    int has_peaks;
     double *row_sum;
     Range *kept_part;                    /* with keep: [group][block] columns kept */
     void *bias_rows;                     /* [6][block_k] */
@@ -42,5 +45,11 @@ typedef struct {
 /* The position-major order keeps the rows of a group of query heads at one position together: they see the same keys. */
 static inline ix row_position(const Params *p, const Task *t, ix r) { return (t->first + r) / p->group; }
 static inline ix row_head(const Params *p, const Task *t, ix r) { return t->kv_head * p->group + (t->first + r) % p->group; }
+
+/* Ask for rows first .. first + n of a kv head that a task will read soon, into L2. */
+static inline void prefetch_rows(const Array *a, const char *head, ix first, ix n, ix bytes) {
+    for (ix i = first; i < first + n; i++)
+        for (ix b = 0; b < bytes; b += 64) __builtin_prefetch(head + i * a->row + b, 0, 2);
+}
 
 #endif

@@ -20,6 +20,7 @@ static void T(pack_keys)(const Params *p, const char *key, ix first, ix n, REAL 
             VEC square[LANES];
             for (ix i = 0; i < LANES; i++) {
                 const char *src = key + (first + j + i) * a->row + d * a->col;
+                __builtin_prefetch(src + LANES * a->row);       /* the next rows: 16 streams are too many to be foreseen */
                 if (i >= valid) square[i] = V(set1)(0);
                 else if (direct && width == LANES) square[i] = V(loadu)((const REAL *)src);
                 else {
@@ -39,38 +40,14 @@ static void T(pack_keys)(const Params *p, const char *key, ix first, ix n, REAL 
 INLINE ix T(chunks)(const Params *p) { return ceil_div(p->value_stride / LANES, TILE_VECTORS); }
 INLINE ix T(chunk_start)(const Params *p, ix c) { return c * (p->value_stride / LANES) / T(chunks)(p); }
 
-static void T(pack_values)(const Params *p, const char *value, ix first, ix n, REAL *line, Packed kv) {
-    const Array *a = &p->value;
-    REAL *dst = kv.values;
-    ix dim = p->value_dim, chunks = T(chunks)(p);
-    int direct = a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && dim % LANES == 0;
-    VINT large = {0};
+/* Rare: find the rows that have an entry of at least APART, or not a number, and take them out of the product. */
+static void T(set_apart)(const Params *p, ix n, Packed kv) {
     for (ix j = 0; j < n; j++) {
-        const REAL *row = (const REAL *)(value + (first + j) * a->row);
-        if (!direct) {
-            memset(line + dim / LANES * LANES, 0, dim % LANES ? LANES * sizeof(REAL) : 0);
-            T(load_row)((const char *)row, a->col, a->dtype, dim, line);
-            row = line;
-        }
-        for (ix c = 0; c < chunks; c++) {
-            ix from = T(chunk_start)(p, c), width = T(chunk_start)(p, c + 1) - from;
-            REAL *to = dst + from * LANES * n + j * width * LANES;
-            for (ix v = 0; v < width; v++) {
-                VEC x = V(loadu)(row + (from + v) * LANES);
-                large |= ~((VEC)((VINT)x & MAGNITUDE) < V(set1)(APART));
-                V(store)(to + v * LANES, x);
-            }
-        }
-    }
-    *kv.n_apart = 0;
-    VINT none = {0};
-    if (!memcmp(&large, &none, sizeof none)) return;
-    for (ix j = 0; j < n; j++) {                 /* rare: find the rows and take them out of the product */
         int apart = 0;
         for (int pass = 0; pass <= apart && pass < 2; pass++) {
-            for (ix c = 0; c < chunks; c++) {
+            for (ix c = 0; c < T(chunks)(p); c++) {
                 ix from = T(chunk_start)(p, c), width = T(chunk_start)(p, c + 1) - from;
-                REAL *x = dst + from * LANES * n + j * width * LANES;
+                REAL *x = (REAL *)kv.values + from * LANES * n + j * width * LANES;
                 for (ix i = 0; i < width * LANES; i++) {
                     if (pass) x[i] = 0;
                     else apart |= !(FABS(x[i]) < APART);
@@ -79,6 +56,42 @@ static void T(pack_values)(const Params *p, const char *value, ix first, ix n, R
         }
         if (apart) kv.apart[(*kv.n_apart)++] = (int32_t)j;
     }
+}
+
+INLINE VINT T(pack_chunk)(const int direct, const Array *a, const char *src, ix n, ix valid, ix vectors, REAL *line, REAL *dst) {
+    VINT large = {0};
+    for (ix j = 0; j < n; j++, src += a->row, dst += vectors * LANES) {
+        const REAL *x = (const REAL *)src;
+        if (!direct) {
+            T(load_row)(src, a->col, a->dtype, valid, line);
+            x = line;
+        }
+        __builtin_prefetch(src + 16 * a->row);
+        for (ix v = 0; v < vectors; v++) {
+            VEC y = V(loadu)(x + v * LANES);
+            large |= ~((VEC)((VINT)y & MAGNITUDE) < V(set1)(APART));
+            V(store)(dst + v * LANES, y);
+        }
+    }
+    return large;
+}
+
+static void T(pack_values)(const Params *p, const char *value, ix first, ix n, REAL *line, Packed kv) {
+    const Array *a = &p->value;
+    VINT large = {0}, none = {0};
+    for (ix c = 0; c < T(chunks)(p); c++) {
+        ix from = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - from;
+        ix valid = least(vectors * LANES, p->value_dim - from * LANES);
+        const char *src = value + first * a->row + from * LANES * a->col;
+        REAL *dst = (REAL *)kv.values + from * LANES * n;
+        if (a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && valid == vectors * LANES)
+            large |= T(pack_chunk)(1, a, src, n, valid, vectors, line, dst);
+        else {
+            memset(line, 0, vectors * LANES * sizeof(REAL));
+            large |= T(pack_chunk)(0, a, src, n, valid, vectors, line, dst);
+        }
+    }
+    if (memcmp(&large, &none, sizeof none)) T(set_apart)(p, n, kv);
 }
 
 static void T(pack)(const Params *p, Task *t, ix block, Packed kv) {
@@ -90,19 +103,19 @@ static void T(pack)(const Params *p, Task *t, ix block, Packed kv) {
 
 /* ------------------------------------------------------------------------------------------------------ begin */
 
-/* Load the query rows, interleaved by six, and set the running state of an empty row. */
+/* Find the query rows (a copy where they are not REAL without gaps, or change sign), and set the state of empty rows. */
 static void T(begin)(const Params *p, Task *t) {
     const Array *a = &p->query;
     ix depth = p->head_dim;
-    REAL *line = t->line;
     for (ix r = 0; r < t->rows; r++) {
         const char *src = t->query + row_position(p, t, r) * a->row + row_head(p, t, r) * a->head;
-        REAL *q = P_(q) + (r / GROUP_ROWS) * GROUP_ROWS * depth + r % GROUP_ROWS;
-        T(load_row)(src, a->col, a->dtype, depth, line);
-        if (p->flip)
-            for (ix d = 0; d < depth; d++) q[d * GROUP_ROWS] = -line[d];
-        else
-            for (ix d = 0; d < depth; d++) q[d * GROUP_ROWS] = line[d];
+        REAL *copy = P_(q) + r * depth;
+        const REAL *x = T(row)(src, a->col, a->dtype, depth, copy);
+        if (p->flip) {
+            for (ix d = 0; d < depth; d++) copy[d] = -x[d];
+            x = copy;
+        }
+        t->q_rows[r] = x;
         P_(row_max)[r] = -INFINITY;
         t->row_sum[r] = 0;
     }
@@ -161,16 +174,22 @@ static int T(classify)(const Params *p, Task *t, ix r0, ix n, ix block) {
         start = least(start, t->range[r].start);
         stop = most(stop, t->range[r].stop);
     }
-    t->column = most(start, first) - first;
-    t->columns = least(stop, last) - first;
-    if (start >= stop || t->column >= t->columns) return SKIP;
+    t->column = least(most(start, first), last) - first;
+    t->columns = most(least(stop, last), first) - first;
+    if (start >= stop || t->column >= t->columns) {
+        t->column = t->columns = 0;
+        return SKIP;
+    }
     t->from = t->column / PANEL * PANEL;
     t->to = round_up(t->columns, LANES);
     int full = inner_start <= first + t->from && inner_stop >= first + t->to;
     t->choose = 0;
     if (p->arrays) {
         int all;
-        if (!T(allow_rows)(p, t, r0, n, block, &all)) return SKIP;
+        if (!T(allow_rows)(p, t, r0, n, block, &all)) {
+            t->column = t->columns = 0;
+            return SKIP;
+        }
         t->choose = !all;
     }
     return full && !t->choose ? FULL : PARTIAL;
@@ -178,22 +197,31 @@ static int T(classify)(const Params *p, Task *t, ix r0, ix n, ix block) {
 
 /* ----------------------------------------------------------------------------------------------------- scores */
 
-/* rows x vectors products of query rows with one panel of keys; the depth runs in order for every tile shape, so a
- * score has the same bits wherever its row and key fall. */
-INLINE void T(scores_tile)(const int rows, const int vectors, const REAL *q, const REAL *k, ix depth, REAL *s, ix stride) {
+/* rows x vectors products of query rows with one panel of keys over `depth` depths, added to those before unless they
+ * are the first. The depth runs in order for every tile shape, so a score has the same bits wherever its row and key
+ * fall. */
+INLINE void T(scores_tile)(const int rows, const int vectors, const REAL *const *q, const REAL *k, ix depth, int first, REAL *s,
+                           ix stride, VEC *peak) {
     VEC sum[GROUP_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = V(set1)(0);
-    for (ix d = 0; d < depth; d++, q += GROUP_ROWS, k += PANEL) {
+    for (ix d = 0; d < depth; d++, k += PANEL) {
         VEC key[TILE_VECTORS];
         UNROLL for (int v = 0; v < vectors; v++) key[v] = V(load)(k + v * LANES);
         UNROLL for (int r = 0; r < rows; r++) {
-            VEC x = V(set1)(q[r]);
+            VEC x = V(set1)(q[r][d]);
             UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = V(fma)(x, key[v], sum[r][v]);
         }
     }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vectors; v++) V(store)(s + r * stride + v * LANES, sum[r][v]);
+    if (!first)
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] += V(load)(s + r * stride + v * LANES);
+    UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL for (int v = 0; v < vectors; v++) {
+            V(store)(s + r * stride + v * LANES, sum[r][v]);
+            peak[r] = V(max)(sum[r][v], peak[r]);     /* the running maximum is second: a NaN score is passed over */
+        }
+    }
 }
 
 /* One function per number of rows, with the vector counts inside: sizes are constants where registers are assigned. */
@@ -205,19 +233,41 @@ INLINE void T(scores_tile)(const int rows, const int vectors, const REAL *q, con
 #define ROW_CASES(call) switch (n) { case 1: call(1); break; case 2: call(2); break; case 3: call(3); break; \
                                      case 4: call(4); break; case 5: call(5); break; default: call(6); }
 
-INLINE void T(scores_rows)(const int rows, const Params *p, const Task *t, const REAL *q, const REAL *k) {
-    for (ix j = t->from; j < t->to; j += PANEL) {
-        REAL *s = P_(s) + j;
-        ix vectors = least(PANEL, t->to - j) / LANES;
-        const REAL *panel = k + j * p->head_dim;
-#define TILE(vectors) T(scores_tile)(rows, vectors, q, panel, p->head_dim, s, p->block_k)
-        VECTOR_CASES(TILE)
+/* A rounding error grows with the length of a chain of additions: a deep product is a sum of chains of this length. */
+enum { T(CHAIN) = 256 };
+
+INLINE void T(scores_rows)(const int rows, const Params *p, const Task *t, const REAL *const *q_rows, const REAL *k) {
+    const REAL *q[GROUP_ROWS];
+    VEC peak[GROUP_ROWS];
+    ix from = 0, depth;
+    do {
+        depth = least(p->head_dim - from, T(CHAIN));
+        UNROLL for (int r = 0; r < rows; r++) q[r] = q_rows[r] + from, peak[r] = V(set1)(-INFINITY);
+        for (ix j = t->from; j < t->to; j += PANEL) {
+            REAL *s = P_(s) + j;
+            ix vectors = least(PANEL, t->to - j) / LANES;
+            const REAL *panel = k + j * p->head_dim + from * PANEL;
+#define TILE(vectors) T(scores_tile)(rows, vectors, q, panel, depth, from == 0, s, p->block_k, peak)
+            VECTOR_CASES(TILE)
 #undef TILE
+        }
+        from += depth;
+    } while (from < p->head_dim);
+    UNROLL for (int r = 0; r < rows; r++) V(store)(P_(peaks) + r * LANES, peak[r]);
+}
+
+/* Ask for what the next group of rows will read first: its queries and its sums. */
+INLINE void T(prefetch_group)(const Params *p, const Task *t, ix r0) {
+    for (ix r = r0; r < least(r0 + GROUP_ROWS, t->rows); r++) {
+        for (ix d = 0; d < p->head_dim; d += 64 / (ix)sizeof(REAL)) __builtin_prefetch((const REAL *)t->q_rows[r] + d);
+        for (ix i = 0; i < p->value_stride; i += 64 / (ix)sizeof(REAL)) __builtin_prefetch(P_(o) + r * p->value_stride + i, 1);
     }
 }
 
 static void T(scores)(const Params *p, Task *t, ix r0, ix n, Packed kv) {
-    const REAL *q = P_(q) + r0 * p->head_dim, *k = kv.keys;
+    const REAL *const *q = (const REAL *const *)t->q_rows + r0, *k = kv.keys;
+    t->has_peaks = 1;
+    T(prefetch_group)(p, t, r0 + n);
 #define ROWS(rows) T(scores_rows)(rows, p, t, q, k)
     ROW_CASES(ROWS)
 #undef ROWS
@@ -226,6 +276,7 @@ static void T(scores)(const Params *p, Task *t, ix r0, ix n, Packed kv) {
 /* What is not a plain product: scale, softcap, bias, alibi, in this order. */
 static void T(finish_scores)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const REAL cap = (REAL)p->softcap;
+    t->has_peaks = 0;
     for (ix r = r0; r < r0 + n; r++) {
         REAL *s = P_(s) + (r - r0) * p->block_k;
         const REAL *b = P_(bias_rows) + (r - r0) * p->block_k;
@@ -249,6 +300,7 @@ static void T(finish_scores)(const Params *p, Task *t, ix r0, ix n, ix block) {
 static void T(mask)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const VEC never = V(set1)(-INFINITY);
     ix first = block * p->block_k;
+    t->has_peaks = 0;
     for (ix r = r0; r < r0 + n; r++) {
         REAL *s = P_(s) + (r - r0) * p->block_k;
         const uint8_t *allow = t->allow + (r - r0) * p->block_k;
@@ -266,41 +318,52 @@ static void T(mask)(const Params *p, Task *t, ix r0, ix n, ix block) {
 
 /* ---------------------------------------------------------------------------------------------------- softmax */
 
+/* The steps run over all rows of a group side by side: six independent chains hide the latency of the polynomial, and
+ * there is one loop to leave instead of six (8.1 -> 5.9 cycles a vector of 16 at block_k 512 on Zen 5). */
+INLINE void T(maxima)(const int rows, const REAL *s, ix stride, ix from, ix to, REAL *peaks) {
+    VEC peak[GROUP_ROWS];
+    UNROLL for (int r = 0; r < rows; r++) peak[r] = V(set1)(-INFINITY);
+    for (ix j = from; j < to; j += LANES)
+        UNROLL for (int r = 0; r < rows; r++) peak[r] = V(max)(V(load)(s + r * stride + j), peak[r]);
+    UNROLL for (int r = 0; r < rows; r++) V(store)(peaks + r * LANES, peak[r]);
+}
+
+INLINE void T(powers)(const int rows, REAL *s, ix stride, ix from, ix to, const REAL *shift, VEC c, double *total) {
+    VEC sum[GROUP_ROWS];
+    UNROLL for (int r = 0; r < rows; r++) sum[r] = V(set1)(0);
+    for (ix j = from; j < to; j += LANES) {
+        UNROLL for (int r = 0; r < rows; r++) {
+            VEC x = V(exp2)((V(load)(s + r * stride + j) - V(set1)(shift[r])) * c);
+            sum[r] += x;
+            V(store)(s + r * stride + j, x);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) total[r] = V(sum)(sum[r]);
+}
+
 /* Scores to weights relative to the running row maximum; alpha is the factor that older sums take. A block that adds
  * nothing to a row gives alpha = 1 and adds 0: it changes no bit. */
 static void T(softmax)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const VEC c = V(set1)((REAL)p->c);
-    for (ix r = r0; r < r0 + n; r++) {
-        REAL *s = P_(s) + (r - r0) * p->block_k;
-        VEC top = V(set1)(-INFINITY), top2 = top;
-        ix j = t->from;
-        for (; j + 2 * LANES <= t->to; j += 2 * LANES) {      /* the running maximum is second: a NaN score is passed over */
-            top = V(max)(V(load)(s + j), top);
-            top2 = V(max)(V(load)(s + j + LANES), top2);
-        }
-        if (j < t->to) top = V(max)(V(load)(s + j), top);
-        REAL old = P_(row_max)[r], new = V(largest)(V(max)(top, top2));
-        new = new > old ? new : old;
-        const VEC shift = V(set1)(new == -INFINITY ? 0 : new);
-        VEC sum = V(set1)(0), sum2 = sum;
-        for (j = t->from; j + 2 * LANES <= t->to; j += 2 * LANES) {
-            VEC a = V(exp2)((V(load)(s + j) - shift) * c), b = V(exp2)((V(load)(s + j + LANES) - shift) * c);
-            sum += a;
-            sum2 += b;
-            V(store)(s + j, a);
-            V(store)(s + j + LANES, b);
-        }
-        if (j < t->to) {
-            VEC a = V(exp2)((V(load)(s + j) - shift) * c);
-            sum += a;
-            V(store)(s + j, a);
-        }
-        REAL alpha = old == new ? 1 : T(exp2_one)((old - new) * (REAL)p->c);
-        P_(alpha)[r - r0] = alpha;
-        P_(row_max)[r] = new;
-        t->row_sum[r] = t->row_sum[r] * alpha + V(sum)(sum + sum2);
-        if (p->keep) P_(block_max)[r * p->k_blocks + block] = new;
+    REAL *s = P_(s), *row_max = P_(row_max) + r0, *alpha = P_(alpha), *peaks = P_(peaks), shift[GROUP_ROWS];
+    double total[GROUP_ROWS];
+    if (!t->has_peaks) {                      /* the scores have changed since they were computed */
+#define ROWS(rows) T(maxima)(rows, s, p->block_k, t->from, t->to, peaks)
+        ROW_CASES(ROWS)
+#undef ROWS
     }
+    for (ix r = 0; r < n; r++) {
+        REAL top = V(largest)(V(load)(peaks + r * LANES)), new = top > row_max[r] ? top : row_max[r];
+        alpha[r] = row_max[r] == new ? 0 : row_max[r] - new;
+        row_max[r] = new;
+        shift[r] = new == -INFINITY ? 0 : new;
+        if (p->keep) P_(block_max)[(r0 + r) * p->k_blocks + block] = new;
+    }
+    for (ix r = 0; r < GROUP_ROWS; r += LANES) V(store)(alpha + r, V(exp2)(V(load)(alpha + r) * c));
+#define ROWS(rows) T(powers)(rows, s, p->block_k, t->from, t->to, shift, c, total)
+    ROW_CASES(ROWS)
+#undef ROWS
+    for (ix r = 0; r < n; r++) t->row_sum[r0 + r] = t->row_sum[r0 + r] * alpha[r] + total[r];
 }
 
 /* ----------------------------------------------------------------------------------------------------- values */

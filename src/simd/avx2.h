@@ -37,6 +37,20 @@ INLINE vd vd_keep_bytes(vd v, const uint8_t *b, vd other) {
     return (vd)_mm256_blendv_pd((__m256d)other, (__m256d)v, (__m256d)(bytes != 0));
 }
 
+#define HALVE(name, op_ps, op_pd) \
+    INLINE float vf_##name(vf v) { \
+        __m128 x = _mm_##op_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1)); \
+        x = _mm_##op_ps(x, _mm_movehl_ps(x, x)); \
+        return _mm_cvtss_f32(_mm_##op_ps(x, _mm_movehdup_ps(x))); \
+    } \
+    INLINE double vd_##name(vd v) { \
+        __m128d x = _mm_##op_pd(_mm256_castpd256_pd128((__m256d)v), _mm256_extractf128_pd((__m256d)v, 1)); \
+        return _mm_cvtsd_f64(_mm_##op_pd(x, _mm_unpackhi_pd(x, x))); \
+    }
+HALVE(sum, add_ps, add_pd)
+HALVE(largest, max_ps, max_pd)
+#undef HALVE
+
 INLINE vf vf_load_f16(const uint16_t *p) { return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 INLINE void vf_store_f16(uint16_t *p, vf v) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

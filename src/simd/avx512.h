@@ -32,6 +32,11 @@ INLINE vd vd_keep_bytes(vd v, const uint8_t *b, vd other) {
     return vd_keep_bits(v, _mm_test_epi8_mask(bytes, bytes), other);
 }
 
+INLINE float vf_sum(vf v) { return _mm512_reduce_add_ps((__m512)v); }
+INLINE double vd_sum(vd v) { return _mm512_reduce_add_pd((__m512d)v); }
+INLINE float vf_largest(vf v) { return _mm512_reduce_max_ps((__m512)v); }
+INLINE double vd_largest(vd v) { return _mm512_reduce_max_pd((__m512d)v); }
+
 INLINE vf vf_load_f16(const uint16_t *p) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE void vf_store_f16(uint16_t *p, vf v) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

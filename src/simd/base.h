@@ -36,6 +36,14 @@ INLINE vd vd_keep_bytes(vd v, const uint8_t *b, vd other) {
     return vd_choose(bytes != 0, v, other);
 }
 
+INLINE float vf_sum(vf v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+INLINE double vd_sum(vd v) { return v[0] + v[1]; }
+INLINE float vf_largest(vf v) {
+    v = vf_max(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
+    return v[0] > v[1] ? v[0] : v[1];
+}
+INLINE double vd_largest(vd v) { return v[0] > v[1] ? v[0] : v[1]; }
+
 INLINE void vf_transpose(vf r[VF]) {
     vf a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
     vf c = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
