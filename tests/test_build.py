@@ -74,7 +74,8 @@ def test_without_a_compiler_or_headers_the_build_says_what_to_install(refuses, m
 
 def test_a_source_tree_without_kernels_says_how_to_build_them(tmp_path):
     shutil.copytree(ROOT / "attnc", tmp_path / "attnc", ignore=MADE)
-    done = run(sys.executable, "-c", "import attnc", folder=tmp_path, PYTHONPATH=str(tmp_path))
+    # -S: the import hook of an editable installation would find the kernels of the checkout.
+    done = run(sys.executable, "-S", "-c", "import attnc", folder=tmp_path)
     assert done.returncode == 1
     assert "ImportError: attnc: the compiled kernels are missing" in done.stdout
     assert "pip install -e ." in done.stdout and "make run" in done.stdout
