@@ -1,16 +1,31 @@
 """Building: every module gets the flags of its own instruction set only, and what the compiler lacks is said."""
 
 import platform
+import re
 import shutil
+import subprocess
 import sys
 
 import pytest
 from build_tree import MADE, ROOT, compiler, copy_sources, pip, run
 
+from attnc import _cpu, _isa
+
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 FLAGS = {"base": set(), "avx2": {"-march=x86-64-v3"}, "avx512": {"-march=x86-64-v4"}, "cpu": set()}
 INEXACT = ("-Ofast", "-ffast-math", "-funsafe-math-optimizations", "-fassociative-math", "-ffinite-math-only",
            "-march=native", "-mtune=native")
+
+# What came after SSE2, the base of x86-64: AVX and later carry a v (verr and verw do not count), the rest by name.
+# xgetbv is asked for only where CPUID offers it; tzcnt is how the older "rep bsf" is shown.
+ABOVE_BASE = re.compile(r"""
+    v(?!err|erw)[a-z0-9]+ | k(mov|and|or|xor|not|test|shift|unpck)[a-z]+
+    | addsubp[sd] | h(add|sub)p[sd] | mov(ddup|shdup|sldup|ntdqa) | lddqu
+    | pshufb | palignr | pabs[bwd] | ph(add|sub)(s?w|d) | phminposuw | psign[bwd] | pmulhrsw | pmaddubsw
+    | blendv?p[sd] | pblend(vb|w) | round[ps][sd] | dpp[sd] | (extract|insert)ps | p(extr|insr)[bdq]
+    | p(max|min)(s[bd]|u[wd]) | pmov[sz]x[a-z]+ | pmul(ld|dq) | ptest | mpsadbw | packusdw
+    | pcmp(eq|gt)q | pcmp[ei]str[im] | crc32[bwlq]? | popcnt[wlq]? | lzcnt[wlq]? | andn[lq]? | bextr[lq]? | bls[ir][lq]? | bzhi[lq]? | mulx[lq]?
+    | [rs][ahlo][rl]x[lq]? | pdep[lq]? | pext[lq]?""", re.VERBOSE)
 
 
 def build_ext(folder, cc):
@@ -79,3 +94,28 @@ def test_a_source_tree_without_kernels_says_how_to_build_them(tmp_path):
     assert done.returncode == 1
     assert "ImportError: attnc: the compiled kernels are missing" in done.stdout
     assert "pip install -e ." in done.stdout and "make run" in done.stdout
+
+
+def instructions(module):
+    """Mnemonic and operands of every instruction in a module."""
+    listing = subprocess.run(["objdump", "-d", "--no-show-raw-insn", module.__file__], capture_output=True, text=True,
+                             check=True).stdout
+    lines = [line.split("\t", 1)[1].split("#")[0] for line in listing.splitlines() if re.match(r" *[0-9a-f]+:\t", line)]
+    assert len(lines) > 1000
+    return lines
+
+
+def above_base(lines):
+    return sorted({line.split()[0] for line in lines if line.split() and ABOVE_BASE.fullmatch(line.split()[0])})
+
+
+@pytest.mark.skipif(not X86 or not shutil.which("objdump"), reason="needs x86-64 and objdump")
+def test_no_module_holds_an_instruction_above_its_set():
+    assert above_base(instructions(_cpu)) == []
+    assert above_base(instructions(_isa.load("base"))) == []
+    for isa, width, wider in (("avx2", "%ymm", ("%zmm", "{%k")), ("avx512", "%zmm", ())):
+        if isa in _isa.available():
+            lines = instructions(_isa.load(isa))
+            assert {"vmulps", "vmulpd"} <= set(above_base(lines))
+            assert sum(width in line for line in lines) > 100
+            assert not [line for line in lines for register in wider if register in line]

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
@@ -53,7 +54,7 @@ def test_the_speed_table_is_the_committed_measurement():
     script = benchmark_script()
     result = json.loads(script.RESULT.read_text(encoding="utf-8"))
     assert result["passed"]
-    assert script.updated(TEXT, result) == TEXT
+    assert script.updated(TEXT, result) == TEXT, "python benchmarks/readme.py writes it again"
     result["cases"][0]["share"]["median"] /= 2
     assert script.updated(TEXT, result) != TEXT
 
@@ -63,7 +64,13 @@ def test_the_script_refuses_a_readme_without_markers():
         benchmark_script().updated("no table here", {"machine": {}})
 
 
+def test_the_command_it_shows_for_the_table_is_the_one_that_makes_it():
+    [shown] = re.findall(r"^    python -m (attnc bench .*)$", TEXT, re.MULTILINE)
+    assert shown.replace("benchmarks/results/readme.json", "$(RESULT)") in MAKEFILE
+    assert "RESULT := benchmarks/results/readme.json" in MAKEFILE
+
+
 def test_every_make_command_that_it_names_exists():
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
     named = set(re.findall(r"(?:^    |`|: )make ([a-z-]+)", TEXT, re.MULTILINE))
     assert {"run", "test", "wheel", "bench", "bench-readme"} <= named <= targets
