@@ -24,7 +24,8 @@ ABOVE_BASE = re.compile(r"""
     | pshufb | palignr | pabs[bwd] | ph(add|sub)(s?w|d) | phminposuw | psign[bwd] | pmulhrsw | pmaddubsw
     | blendv?p[sd] | pblend(vb|w) | round[ps][sd] | dpp[sd] | (extract|insert)ps | p(extr|insr)[bdq]
     | p(max|min)(s[bd]|u[wd]) | pmov[sz]x[a-z]+ | pmul(ld|dq) | ptest | mpsadbw | packusdw
-    | pcmp(eq|gt)q | pcmp[ei]str[im] | crc32[bwlq]? | popcnt[wlq]? | lzcnt[wlq]? | andn[lq]? | bextr[lq]? | bls[ir][lq]? | bzhi[lq]? | mulx[lq]?
+    | pcmp(eq|gt)q | pcmp[ei]str[im] | crc32[bwlq]? | popcnt[wlq]? | lzcnt[wlq]?
+    | andn[lq]? | bextr[lq]? | bls[ir][lq]? | bzhi[lq]? | mulx[lq]?
     | [rs][ahlo][rl]x[lq]? | pdep[lq]? | pext[lq]?""", re.VERBOSE)
 
 
