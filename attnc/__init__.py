@@ -27,7 +27,7 @@ __all__ = [
 
 def __getattr__(name: str):
     if name == "__version__":  # reading the metadata takes longer than the rest of the import
-        import importlib.metadata
+        from .config import version
 
-        return importlib.metadata.version("attnc")
+        return version()
     raise AttributeError(f"module 'attnc' has no attribute {name!r}")

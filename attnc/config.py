@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
 from . import _cpu, _isa, threads
 
 
@@ -17,6 +15,16 @@ class Config(dict):
     @staticmethod
     def _text(value) -> str:
         return ", ".join(map(str, value)) or "none" if isinstance(value, (tuple, list)) else str(value)
+
+
+def version() -> str:
+    """The version of the installed distribution; "unknown" if the package is used without being installed."""
+    import importlib.metadata  # slow, and needed by few
+
+    try:
+        return importlib.metadata.version("attnc")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def show_config() -> Config:
@@ -35,5 +43,5 @@ def show_config() -> Config:
     True
     """
     return Config(
-        version=importlib.metadata.version("attnc"), isa=_isa.isa(), available=_isa.available(), built=_cpu.BUILT,
+        version=version(), isa=_isa.isa(), available=_isa.available(), built=_cpu.BUILT,
         left_out=_cpu.LEFT_OUT, threads=threads.get_num_threads(), openmp=_isa.kernels.openmp(), compiler=_cpu.COMPILER)

@@ -33,17 +33,16 @@ cdef double run_probe(int type, long n, char* data, Py_ssize_t nbytes, int threa
 def fma_peak(str dtype, int num_threads, double duration=0.01):
     """Multiply-and-adds of whole vectors in registers, in FLOP/s over all threads, measured for about `duration` seconds."""
     cdef int type = F32 if dtype == "float32" else F64
-    cdef long n = 2000
+    cdef long n = 10000
     cdef double took
     if dtype not in ("float32", "float64"):
         raise ValueError(f"fma_peak: dtype must be 'float32' or 'float64', got {dtype!r}")
-    while True:
-        with nogil:
-            took = run_probe(type, n, NULL, 0, num_threads, False)
-        if took >= duration:
-            return 2.0 * CHAINS * (VECTOR_BYTES // (4 if type == F32 else 8)) * n * num_threads / took
-        n *= 2 if took < duration / 4 else 1
-        n = n if took < duration / 4 else <long> (1.2 * n * duration / took)
+    with nogil:                     # the shorter of two runs: another process may have taken one
+        took = min(run_probe(type, n, NULL, 0, 1, False), run_probe(type, n, NULL, 0, 1, False))
+    n = <long> most(n, <Py_ssize_t> (n * duration / took))
+    with nogil:
+        took = run_probe(type, n, NULL, 0, num_threads, False)
+    return 2.0 * CHAINS * (VECTOR_BYTES // (4 if type == F32 else 8)) * n * num_threads / took
 
 
 cdef double timed_memory(object array, int num_threads, bint write) except -1:

@@ -3,6 +3,7 @@
  * A row that fits the buffer is read once; a longer one is read twice (maximum and sum, then the result). */
 
 enum { T(CHUNK) = 16384 / sizeof(REAL) };
+#define SUMMED (32 * LANES)      /* elements added in one vector of REAL before they go to the sum in double */
 
 /* Load a part of a row, -inf where excluded and behind its end; returns the number of elements padded to vectors. */
 static ix T(load_part)(const RowOp *op, const char *x, const char *where, ix first, ix n, REAL *buffer) {
@@ -28,13 +29,16 @@ static void T(softmax_row)(const RowOp *op, const char *x, const char *where, ch
         new = new > top ? new : top;
         /* nothing finite so far: 0 - 0 below keeps a later part right, a NaN or -inf row is settled at the end */
         const VEC shift = V(set1)(new == -INFINITY ? 0 : new);
-        VEC part = V(set1)(0);
-        for (ix j = 0; j < padded; j += LANES) {
-            VEC e = V(exp2)((V(load)(buffer + j) - shift) * V(set1)(log2e));
-            part += e;
-            V(store)(results + j, e);
+        sum *= top == new ? 1 : T(exp2_one)((top - new) * log2e);
+        for (ix from = 0; from < padded; from += SUMMED) {
+            VEC part = V(set1)(0);
+            for (ix j = from; j < least(from + SUMMED, padded); j += LANES) {
+                VEC e = V(exp2)((V(load)(buffer + j) - shift) * V(set1)(log2e));
+                part += e;
+                V(store)(results + j, e);
+            }
+            sum += V(sum)(part);
         }
-        sum = sum * (top == new ? 1 : T(exp2_one)((top - new) * log2e)) + V(sum)(part);
         top = new;
     }
     /* a row of -inf alone gives NaN (0/0), as does +inf (through inf - inf) and NaN */

@@ -9,6 +9,7 @@ INLINE REAL T(exp2_one)(REAL t) { return V(exp2)(V(set1)(t))[0]; }
 #include "softmax.h"
 
 #undef PANEL
+#undef SUMMED
 #undef NATIVE
 #undef P_
 #undef VECTOR_CASES

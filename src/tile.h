@@ -165,7 +165,7 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
 
 /* Cut the block to the columns that some row of the group sees, and say what is to be masked in it. */
 static int T(classify)(const Params *p, Task *t, ix r0, ix n, ix block) {
-    ix first = block * p->block_k, last = least(first + p->block_k, t->lengths.kv_length);
+    ix first = block * p->block_k, last = most(first, least(first + p->block_k, t->lengths.kv_length));
     ix start = PTRDIFF_MAX, stop = 0, inner_start = 0, inner_stop = PTRDIFF_MAX;
     for (ix r = r0; r < r0 + n; r++) {
         inner_start = most(inner_start, t->range[r].start);
@@ -182,7 +182,8 @@ static int T(classify)(const Params *p, Task *t, ix r0, ix n, ix block) {
     }
     t->from = t->column / PANEL * PANEL;
     t->to = round_up(t->columns, LANES);
-    int full = inner_start <= first + t->from && inner_stop >= first + t->to;
+    /* a plain product is cut to the exact columns as it is stored; a finished score must be masked there afterwards */
+    int full = inner_start <= first + t->from && inner_stop >= first + (p->plain ? t->columns : t->to);
     t->choose = 0;
     if (p->arrays) {
         int all;
@@ -198,10 +199,10 @@ static int T(classify)(const Params *p, Task *t, ix r0, ix n, ix block) {
 /* ----------------------------------------------------------------------------------------------------- scores */
 
 /* rows x vectors products of query rows with one panel of keys over `depth` depths, added to those before unless they
- * are the first. The depth runs in order for every tile shape, so a score has the same bits wherever its row and key
+ * are the first; in the last vector, lanes without a bit in `tail` become -inf. The depth runs in order for every tile shape, so a score has the same bits wherever its row and key
  * fall. */
-INLINE void T(scores_tile)(const int rows, const int vectors, const REAL *const *q, const REAL *k, ix depth, int first, REAL *s,
-                           ix stride, VEC *peak) {
+INLINE void T(scores_tile)(const int rows, const int vectors, const REAL *const *q, const REAL *k, ix depth, int first,
+                           unsigned tail, REAL *s, ix stride, VEC *peak) {
     VEC sum[GROUP_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = V(set1)(0);
@@ -216,6 +217,8 @@ INLINE void T(scores_tile)(const int rows, const int vectors, const REAL *const 
     if (!first)
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int v = 0; v < vectors; v++) sum[r][v] += V(load)(s + r * stride + v * LANES);
+    if (tail + 1 < 1u << LANES)
+        UNROLL for (int r = 0; r < rows; r++) sum[r][vectors - 1] = V(keep_bits)(sum[r][vectors - 1], tail, V(set1)(-INFINITY));
     UNROLL for (int r = 0; r < rows; r++) {
         UNROLL for (int v = 0; v < vectors; v++) {
             V(store)(s + r * stride + v * LANES, sum[r][v]);
@@ -240,6 +243,7 @@ INLINE void T(scores_rows)(const int rows, const Params *p, const Task *t, const
     const REAL *q[GROUP_ROWS];
     VEC peak[GROUP_ROWS];
     ix from = 0, depth;
+    unsigned every = (1u << LANES) - 1, tail = every >> (t->to - t->columns);
     do {
         depth = least(p->head_dim - from, T(CHAIN));
         UNROLL for (int r = 0; r < rows; r++) q[r] = q_rows[r] + from, peak[r] = V(set1)(-INFINITY);
@@ -247,7 +251,8 @@ INLINE void T(scores_rows)(const int rows, const Params *p, const Task *t, const
             REAL *s = P_(s) + j;
             ix vectors = least(PANEL, t->to - j) / LANES;
             const REAL *panel = k + j * p->head_dim + from * PANEL;
-#define TILE(vectors) T(scores_tile)(rows, vectors, q, panel, depth, from == 0, s, p->block_k, peak)
+#define TILE(vectors) T(scores_tile)(rows, vectors, q, panel, depth, from == 0, j + PANEL < t->to ? every : tail, s, \
+                                              p->block_k, peak)
             VECTOR_CASES(TILE)
 #undef TILE
         }
@@ -368,12 +373,13 @@ static void T(softmax)(const Params *p, Task *t, ix r0, ix n, ix block) {
 
 /* ----------------------------------------------------------------------------------------------------- values */
 
-/* o = o * alpha + weights @ values for rows x vectors: the rescaling is the start value of the sums. */
+/* o = o * alpha + weights @ values for rows x vectors. The rescaling is one fma where the sums are stored; as their start
+ * value it would cost the same, but every addition would round at the size of all blocks before instead of this one. */
 INLINE void T(values_tile)(const int rows, const int vectors, const REAL *w, ix w_stride, const REAL *v, ix keys,
                            const REAL *alpha, REAL *o, ix o_stride) {
     VEC sum[GROUP_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(set1)(alpha[r]) * V(load)(o + r * o_stride + i * LANES);
+        UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(set1)(0);
     for (ix j = 0; j < keys; j++, v += vectors * LANES) {
         VEC value[TILE_VECTORS];
         UNROLL for (int i = 0; i < vectors; i++) value[i] = V(load)(v + i * LANES);
@@ -383,7 +389,10 @@ INLINE void T(values_tile)(const int rows, const int vectors, const REAL *w, ix 
         }
     }
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int i = 0; i < vectors; i++) V(store)(o + r * o_stride + i * LANES, sum[r][i]);
+        UNROLL for (int i = 0; i < vectors; i++) {
+            REAL *x = o + r * o_stride + i * LANES;
+            V(store)(x, V(fma)(V(set1)(alpha[r]), V(load)(x), sum[r][i]));
+        }
 }
 
 INLINE void T(values_rows)(const int rows, const Params *p, const Task *t, REAL *o, const REAL *values, ix keys_in_block) {
