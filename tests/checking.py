@@ -1,0 +1,144 @@
+"""Hold a fast function against its twin by the derived tolerance, on made inputs; and see which path a call takes."""
+
+import contextlib
+
+import ml_dtypes
+import numpy as np
+
+import attnc
+from attnc import _call, masks, reference
+from attnc._checks import attention_args
+from attnc.reference import _scores
+from attnc.testing import assert_within, exact_attention
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+WANT = ("lse", "weights", "scores")
+# q_heads, kv_heads, q_len, kv_len, head_dim, value_dim: few rows in one block of keys; few rows, keys split over tasks;
+# rows in several tasks with shared keys
+PATHS = {"few": (6, 3, 5, 70, 20, 20), "split": (4, 2, 3, 2100, 17, 9), "shared": (4, 2, 40, 530, 16, 24)}
+
+
+def dtype_of(name):
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def normal(random, shape, dtype="float32"):
+    """Standard normal numbers in a dtype given by name."""
+    return random.standard_normal(shape).astype(dtype_of(dtype))
+
+
+def inputs(random, batch=(2,), q_heads=2, kv_heads=2, q_len=5, kv_len=7, head_dim=8, value_dim=None, dtype="float32"):
+    """Query, key and value."""
+    value_dim = head_dim if value_dim is None else value_dim
+    shapes = (q_heads, q_len, head_dim), (kv_heads, kv_len, head_dim), (kv_heads, kv_len, value_dim)
+    return [normal(random, (*batch, *shape), dtype) for shape in shapes]
+
+
+def largest(x):
+    """The largest finite magnitude."""
+    magnitude = np.abs(np.asarray(x, np.longdouble))
+    return float(magnitude.max(initial=0, where=np.isfinite(magnitude)))
+
+
+def largest_visible(arguments):
+    """The largest finite magnitude of the values that some row may see."""
+    seen = masks.allowed(arguments).any(-2)
+    group = arguments.q_heads // arguments.kv_heads if arguments.kv_heads else 1
+    seen = seen.reshape(*seen.shape[:-2], arguments.kv_heads, group, arguments.kv_len).any(-2)
+    value = np.broadcast_to(arguments.value, (*arguments.batch, *arguments.value.shape[-3:]))
+    return largest(np.where(seen[..., None], value.astype(arguments.acc), 0))
+
+
+_expected = {}
+
+
+def expected(function, *arrays, **options):
+    """What a function of the reference gives; the last few answers are kept for the next instruction set."""
+    parts = (*arrays, *options.items())
+    frozen = [(x.dtype.str, x.shape, x.tobytes()) if isinstance(x, np.ndarray) else repr(x)
+              for part in parts for x in (part if isinstance(part, tuple) else (part,))]
+    name = (function.__module__, function.__name__, *frozen)
+    if name not in _expected:
+        if len(_expected) >= 8:
+            del _expected[next(iter(_expected))]
+        _expected[name] = function(*arrays, **options)
+    return _expected[name]
+
+
+def twins(query, key, value, **options):
+    """Exact and honest result, and the scale of each part's rounding errors."""
+    exact = exact_attention(query, key, value, **options)
+    honest = reference.attention(query, key, value, want=WANT, **options)
+    arguments = attention_args(query, key, value, **options)
+    scale = {"output": largest_visible(arguments), "weights": 1.0, "scores": max(1.0, largest(exact.scores))}
+    scale["lse"] = max(scale["scores"], largest(exact.lse))
+    return exact, honest, scale
+
+
+def check_attention(query, key, value, want=WANT, out=None, num_threads=None, **options):
+    """`attnc.attention` with all it can give, within tolerance of the reference one precision up; returns the result."""
+    exact, honest, scale = expected(twins, query, key, value, **options)
+    got = attnc.attention(query, key, value, want=want, out=out, num_threads=num_threads, **options)
+    found = vars(got) if want else {"output": got}
+    for name, array in found.items():
+        assert_within(array, getattr(exact, name), getattr(honest, name), scale=scale[name], name=name)
+    return got
+
+
+def check_scores(query, key, stage, **options):
+    """`attnc.attention_scores` within tolerance of its twin in a wider precision."""
+    honest = expected(reference.attention_scores, query, key, stage=stage, **options)
+    exact = expected(wide_scores, query, key, stage=stage, **options)
+    got = attnc.attention_scores(query, key, stage=stage, **options)
+    assert_within(got, exact, honest, scale=max(1.0, largest(exact)), name=stage)
+    return got
+
+
+def wide_scores(query, key, stage, **options):
+    """Scores of a stage, one precision up."""
+    a = attention_args(query, key, None, **options)
+    a.acc = np.dtype(np.longdouble if a.acc == np.float64 else np.float64)
+    with np.errstate(all="ignore"):
+        if stage == "masked":
+            return _scores.masked_scores(a, masks.allowed(a)).reshape(a.weights_shape)
+        scores = np.where(masks.within_lengths(a), _scores.unmasked_scores(a, stage), -np.inf)
+        return scores.reshape(a.weights_shape)
+
+
+@contextlib.contextmanager
+def plans():
+    """Collect how the calls within are cut: dictionaries of shared, splits, block_q, block_k, threads, keep."""
+    taken, call = [], _call.call
+
+    def watched(*arguments):
+        plan = call(*arguments)
+        taken.append(dict(zip(("shared", "splits", "block_q", "block_k", "threads", "keep"), plan, strict=True)))
+        return plan
+
+    _call.call = watched
+    try:
+        yield taken
+    finally:
+        _call.call = call
+
+
+def same_bits(a, b):
+    """Whether two results are equal to the bit, NaN payloads aside."""
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    bits = f"u{a.dtype.itemsize}"
+    return bool(((a.view(bits) == b.view(bits)) | (np.isnan(a) & np.isnan(b))).all())
+
+
+def assert_same_bits(a, b, name="result"):
+    """Results, or results with names, equal to the bit."""
+    if isinstance(a, attnc.AttentionResult):
+        for part in vars(a):
+            assert_same_bits(getattr(a, part), getattr(b, part), part)
+        return
+    if not same_bits(a, b):
+        wide = [np.asarray(x).astype(np.float64) for x in (a, b)]
+        differs = [] if a.shape != b.shape else np.argwhere(~((wide[0] == wide[1]) | np.isnan(wide[0] + wide[1])))
+        raise AssertionError(f"{name}: {a.dtype} {a.shape} and {b.dtype} {b.shape} differ in bits, "
+                             f"{len(differs)} places, first {[d.tolist() for d in differs[:3]]}")

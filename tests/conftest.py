@@ -1,0 +1,58 @@
+"""What all tests share: the instruction sets that can run here, the seed, and Python processes of their own."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from attnc import _cpu, _isa
+
+SEED = int(os.environ.get("ATTNC_SEED", "0"))
+
+
+def pytest_report_header():
+    """Which instruction sets these tests exercise, which they cannot, and the seed that makes them happen again."""
+    runs = _isa.available()
+    cannot = [name for name in _cpu.BUILT if name not in runs]
+    left_out = [f"{name} (left out by the compiler)" for name in _cpu.LEFT_OUT]
+    return [f"instruction sets exercised: {', '.join(runs)}; NOT exercised: {', '.join(cannot + left_out) or 'none'}",
+            f"ATTNC_SEED={SEED}, NumPy {np.__version__}"]
+
+
+def pytest_collection_modifyitems(items):
+    """The instruction sets of a test case run one after another: they share its expected results (checking.expected)."""
+    order = {}
+    for item in items:
+        isa = item.callspec.params.get("isa") if hasattr(item, "callspec") else None
+        case = item.nodeid.replace(f"[{isa}-", "[").replace(f"[{isa}]", "")
+        order[item] = order.setdefault(case, len(order))
+    items.sort(key=order.get)
+
+
+@pytest.fixture(params=_isa.available())
+def isa(request, monkeypatch):
+    """Run the test once with the kernels of each instruction set that can run here."""
+    monkeypatch.setattr(_isa, "kernels", _isa.load(request.param))
+    return request.param
+
+
+@pytest.fixture
+def seed():
+    """Where random inputs start: the environment variable ATTNC_SEED, or 0."""
+    return SEED
+
+
+@pytest.fixture
+def python():
+    """Run Python code in a process of its own, and return what it printed."""
+
+    def run(code, *, timeout=60, **environment):
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("ATTNC_", "OMP_"))}
+        done = subprocess.run([sys.executable, "-W", "error", "-c", code], env={**clean, **environment},
+                              capture_output=True, text=True, timeout=timeout)
+        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout.strip()
+
+    return run

@@ -1,0 +1,266 @@
+"""A row's bits depend on its own inputs alone: not on threads, mates, strides, or keys it may not see."""
+
+import mmap
+
+import numpy as np
+import pytest
+from checking import DTYPES, PATHS, WANT, assert_same_bits, inputs
+from slow import NAMES, some_option
+
+import attnc
+
+
+def problem(random, path, dtype="float32", chance=0.25, **fixed):
+    """Inputs and some options, every one of them with all its batch axes, so that elements can be taken out."""
+    q_heads, kv_heads, q_len, kv_len, *_ = PATHS[path]
+    arrays = inputs(random, (2,), *PATHS[path], dtype=dtype)
+    options = {}
+    for name in NAMES:
+        if random.random() < chance:
+            options |= some_option(name, random, (2,), q_heads, q_len, kv_len)
+    return arrays, options | fixed
+
+
+def run(arrays, options, want=WANT, **more):
+    return attnc.attention(*arrays, want=want, **options, **more)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", PATHS)
+def test_any_number_of_threads(isa, path, dtype, seed):
+    for extra in range(3):
+        arrays, options = problem(np.random.default_rng([seed, extra]), path, dtype)
+        one = run(arrays, options, num_threads=1)
+        for threads in (2, 3, 7, 2):
+            assert_same_bits(run(arrays, options, num_threads=threads), one)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_run_after_run(isa, path, seed):
+    arrays, options = problem(np.random.default_rng(seed), path)
+    first = run(arrays, options)
+    for _ in range(5):
+        assert_same_bits(run(arrays, options), first)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_batch_element_alone(isa, path, dtype, seed):
+    random = np.random.default_rng(seed)
+    q_heads, _, q_len, kv_len, *_ = PATHS[path]
+    arrays, _ = problem(random, path, dtype, chance=0)
+    options = dict(
+        mask=random.random((2, 1, q_len, kv_len)) < 0.8, key_mask=random.random((2, kv_len)) < 0.9,
+        bias=random.standard_normal((2, q_heads, 1, kv_len)), q_lengths=np.array([q_len, q_len - 1]),
+        kv_lengths=np.array([kv_len - 7, kv_len]), q_offset=np.array([kv_len, kv_len // 2]), causal=True)
+    both = run(arrays, options)
+    for i in range(2):
+        alone = run([x[i:i + 1] for x in arrays], {name: x if x is True else x[i:i + 1] for name, x in options.items()})
+        for name in vars(both):
+            assert_same_bits(getattr(alone, name), getattr(both, name)[i:i + 1], name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_head_alone(isa, path, dtype, seed):
+    """A kv head with its query heads; their number stays, since few or many rows take different paths."""
+    random = np.random.default_rng(seed)
+    q_heads, kv_heads, q_len, kv_len, *_ = PATHS[path]
+    arrays, _ = problem(random, path, dtype, chance=0)
+    options = dict(bias=random.standard_normal((q_heads, q_len, kv_len)), sinks=random.standard_normal(q_heads),
+                   alibi_slopes=random.random(q_heads))
+    both = run(arrays, options | {"causal": True})
+    group = q_heads // kv_heads
+    for h in range(kv_heads):
+        mine = slice(h * group, (h + 1) * group)
+        query, key, value = arrays
+        alone = run([query[:, mine], key[:, h:h + 1], value[:, h:h + 1]],
+                    {name: x[mine] for name, x in options.items()} | {"causal": True})
+        for name in vars(both):
+            assert_same_bits(getattr(alone, name), getattr(both, name)[:, mine], name)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_other_rows(isa, path, seed):
+    """The same number of rows with other contents: the row in the middle keeps its bits."""
+    random = np.random.default_rng(seed)
+    arrays, options = problem(random, path, chance=0, causal=True)
+    before = run(arrays, options)
+    row = arrays[0].shape[-2] // 2
+    query = np.flip(arrays[0], 0) * 3
+    query[..., row, :] = arrays[0][..., row, :]
+    after = run([query, *arrays[1:]], options)
+    for name in vars(before):
+        a, b = (getattr(x, name)[:, :, row] for x in (before, after))
+        assert_same_bits(a, b, name)
+
+
+# Memory of every kind
+
+def read_only_map(x, tmp_path):
+    path = tmp_path / f"{id(x)}.bin"
+    x.tofile(path)
+    return np.memmap(path, x.dtype, "r", shape=x.shape)
+
+
+def unaligned(x):
+    buffer = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    buffer[...] = x
+    return buffer
+
+
+def every_second(x):
+    wide = np.full((*x.shape[:-1], 2 * x.shape[-1]), np.nan).astype(x.dtype)
+    wide[..., ::2] = x
+    return wide[..., ::2]
+
+
+def padded_rows(x):
+    wide = np.full((*x.shape[:-2], x.shape[-2] + 3, x.shape[-1] + 1), np.nan).astype(x.dtype)
+    wide[..., 1:-2, :-1] = x
+    return wide[..., 1:-2, :-1]
+
+
+def read_only(x):
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+MEMORY = {
+    "fortran": np.asfortranarray,
+    "transposed": lambda x: np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2),
+    "reversed": lambda x: np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1],
+    "reversed heads": lambda x: np.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1],
+    "every second": every_second,
+    "padded rows": padded_rows,
+    "unaligned": unaligned,
+    "byte-swapped": lambda x: x.astype(x.dtype.newbyteorder()) if x.dtype.name != "bfloat16" else x,
+    "read-only": read_only,
+    "bnhd in memory": lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2),
+    "odd stride of a single axis": lambda x: np.lib.stride_tricks.as_strided(x[:, None], (2, 1, *x.shape[1:]), (
+        x.strides[0], 12345, *x.strides[1:]))[:, 0],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory(isa, name, path, dtype, seed):
+    arrays, options = problem(np.random.default_rng(seed), path, dtype, chance=0.3)
+    wanted = run(arrays, options)
+    other = MEMORY[name]
+    assert_same_bits(run([other(x) for x in arrays], options), wanted)
+    for i in range(3):
+        assert_same_bits(run([other(x) if i == k else x for k, x in enumerate(arrays)], options), wanted)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_memory_of_options(isa, path, seed):
+    random = np.random.default_rng(seed)
+    q_heads, _, q_len, kv_len, *_ = PATHS[path]
+    arrays, _ = problem(random, path, chance=0)
+    options = dict(mask=random.random((2, q_heads, q_len, kv_len)) < 0.8, bias=random.standard_normal((2, q_heads, q_len, kv_len)),
+                   key_mask=random.random((2, kv_len)) < 0.9, k_segments=random.integers(0, 2, (2, kv_len)),
+                   q_segments=random.integers(0, 2, (2, q_len)), sinks=random.standard_normal(q_heads),
+                   alibi_slopes=random.random((2, q_heads)), kv_lengths=np.array([kv_len - 3, kv_len]),
+                   q_lengths=np.array([q_len - 1, q_len]), q_offset=np.array([3, kv_len]))
+    wanted = run(arrays, options)
+    for change in (np.asfortranarray, every_second_option, lambda x: np.flip(np.flip(x).copy()), read_only,
+                   lambda x: x.astype(x.dtype.newbyteorder())):
+        assert_same_bits(run(arrays, {name: change(x) for name, x in options.items()}), wanted)
+    assert_same_bits(run(arrays, {name: x.tolist() for name, x in options.items() if name not in ("mask", "bias")} | {
+        name: unaligned(options[name]) for name in ("mask", "bias")}), wanted)
+
+
+def every_second_option(x):
+    wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+    wide[..., ::2] = x
+    return wide[..., ::2]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_memory_map(isa, path, seed, tmp_path):
+    arrays, options = problem(np.random.default_rng(seed), path)
+    assert_same_bits(run([read_only_map(x, tmp_path) for x in arrays], options), run(arrays, options))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_stride_zero(isa, path, seed):
+    """Broadcast views: one head for all, one row for all, one number for all."""
+    (query, key, value), options = problem(np.random.default_rng(seed), path, chance=0.2)
+    for views in ((np.broadcast_to(x[:1, :1], x.shape) for x in (query, key, value)),
+                  (np.broadcast_to(x[:, :, :1], x.shape) for x in (query, key, value)),
+                  (np.broadcast_to(x[..., :1], x.shape) for x in (query, key, value))):
+        views = list(views)
+        assert_same_bits(run(views, options), run([x.copy() for x in views], options))
+
+
+def test_nothing_is_read_outside_the_arrays(isa):
+    """The arrays end where a page that may not be read begins: reading on would end the process."""
+    page = mmap.PAGESIZE
+    for dtype in (np.float32, np.float64, np.float16):
+        for kv_len, dim in ((1, 1), (7, 5), (33, 17), (70, 24)):
+            shapes = (1, 3, dim), (1, kv_len, dim), (1, kv_len, dim), (1, 80, dim)
+            ends = [at_the_end_of_a_page(np.ones(shape, dtype), page) for shape in shapes]
+            plain = attnc.attention(*[np.ones(shape, dtype) for shape in shapes[:3]], want=WANT)
+            assert_same_bits(attnc.attention(*ends[:3], want=WANT), plain)
+            attnc.attention(ends[3], *ends[1:3], want=WANT)
+            attnc.softmax(ends[1])
+            attnc.weighted_sum(at_the_end_of_a_page(np.ones((1, 3, kv_len), dtype), page), ends[2])
+
+
+def at_the_end_of_a_page(x, page):
+    """A copy of `x` whose last byte is the last one before memory that may not be touched."""
+    import ctypes
+
+    size = (x.nbytes + page - 1) // page * page
+    memory = mmap.mmap(-1, size + page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(start + size), ctypes.c_size_t(page), 0) == 0
+    view = np.frombuffer(memory, np.uint8, size)[size - x.nbytes:].view(x.dtype).reshape(x.shape)
+    view[...] = x
+    return view
+
+
+# Keys behind the last visible one
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", PATHS)
+def test_appended_keys(isa, path, dtype, seed):
+    random = np.random.default_rng(seed)
+    (query, key, value), _ = problem(random, path, dtype, chance=0)
+    kv_len = key.shape[-2]
+    for cut in (1, 5, 64, 513, kv_len - 1):
+        if cut >= kv_len:
+            continue
+        for options in ({"causal": True, "q_offset": cut - query.shape[-2]}, {"causal": True, "q_offset": cut - query.shape[-2],
+                                                                              "softcap": 3.0, "sinks": np.ones(query.shape[1])}):
+            short = run([query, key[:, :, :cut], value[:, :, :cut]], options)
+            long = run([query, key, value], options)
+            hidden = run([query, key, value], options | {"kv_lengths": cut})
+            for name in vars(short):
+                a, b, c = (getattr(x, name) for x in (short, long, hidden))
+                if name in ("weights", "scores"):
+                    b, c = b[..., :cut], c[..., :cut]
+                assert_same_bits(a, b, name)
+                assert_same_bits(a, c, name)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_output_memory_changes_no_bit(isa, path, seed):
+    arrays, options = problem(np.random.default_rng(seed), path)
+    wanted = attnc.attention(*arrays, **options)
+    out = np.empty(wanted.shape[::-1], wanted.dtype).T
+    assert attnc.attention(*arrays, out=out, **options) is out
+    assert_same_bits(out, wanted)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_layout(isa, path, seed):
+    arrays, options = problem(np.random.default_rng(seed), path)
+    plain, swapped = run(arrays, options), run([x.swapaxes(-2, -3) for x in arrays], options | {"layout": "bnhd"})
+    assert_same_bits(swapped.output.swapaxes(-2, -3), plain.output)
+    for name in WANT:
+        assert_same_bits(getattr(swapped, name), getattr(plain, name), name)

@@ -1,0 +1,104 @@
+"""Results go exactly where they belong: `out=` of every stride, with not a byte changed around it."""
+
+import numpy as np
+import pytest
+from checking import DTYPES, PATHS, assert_same_bits, inputs
+
+import attnc
+
+GUARD = 0xA5
+
+
+def guarded(shape, dtype, steps, order):
+    """A view of `shape` inside a larger buffer of guard bytes, with a step along each axis and an order in memory."""
+    inner = [shape[axis] * abs(step) + 2 for axis, step in enumerate(steps)]
+    buffer = np.full([inner[axis] for axis in order] + [dtype.itemsize], GUARD, np.uint8)
+    whole = buffer.view(dtype)[..., 0].transpose(np.argsort(order))
+    view = whole[tuple(slice(1, 1 + n * abs(step), abs(step)) for n, step in zip(shape, steps, strict=True))]
+    return buffer, view[tuple(slice(None, None, -1) if step < 0 else slice(None) for step in steps)]
+
+
+def untouched(buffer, view):
+    """Whether every byte outside `view` is still a guard byte."""
+    view.view(f"u{view.dtype.itemsize}")[...] = int.from_bytes(bytes([GUARD] * view.dtype.itemsize), "little")
+    return bool((buffer == GUARD).all())
+
+
+STRIDES = {
+    "rows apart": ((1, 1, 1, 1), (0, 1, 2, 3)),
+    "steps": ((1, 1, 1, 2), (0, 1, 2, 3)),
+    "backwards": ((-1, -1, -1, -1), (0, 1, 2, 3)),
+    "steps backwards": ((1, 2, -3, -2), (0, 1, 2, 3)),
+    "fortran": ((1, 1, 1, 1), (3, 2, 1, 0)),
+    "bnhd": ((1, 1, 1, 1), (0, 2, 1, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("strides", STRIDES)
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+def test_attention(isa, strides, path, layout, dtype, seed):
+    arrays = inputs(np.random.default_rng(seed), (2,), *PATHS[path], dtype=dtype)
+    if layout == "bnhd":
+        arrays = [x.swapaxes(-2, -3) for x in arrays]
+    options = dict(layout=layout, causal=True, kv_lengths=[0, arrays[1].shape[-2 if layout == "bhnd" else -3]])
+    wanted = attnc.attention(*arrays, **options)
+    steps, order = STRIDES[strides]
+    buffer, out = guarded(wanted.shape, wanted.dtype, steps, order)
+    assert attnc.attention(*arrays, out=out, want="lse" if strides == "steps" else (), **options) is out or strides == "steps"
+    assert_same_bits(out, wanted)
+    assert untouched(buffer, out)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("strides", STRIDES)
+def test_weighted_sum_and_softmax(isa, strides, dtype, seed):
+    query, key, value = inputs(np.random.default_rng(seed), (2,), *PATHS["shared"], dtype=dtype)
+    weights = attnc.attention_weights(query, key)
+    steps, order = STRIDES[strides]
+    for function, arrays in ((attnc.weighted_sum, (weights, value)), (attnc.softmax, (query,)), (attnc.log_softmax, (query,))):
+        wanted = function(*arrays)
+        buffer, out = guarded(wanted.shape, wanted.dtype, steps, order)
+        assert function(*arrays, out=out) is out
+        assert_same_bits(out, wanted)
+        assert untouched(buffer, out)
+
+
+@pytest.mark.parametrize("q_len, kv_len, dim", [(1, 1, 1), (5, 7, 3), (6, 16, 16), (7, 17, 17), (97, 513, 33), (2, 2049, 5)])
+def test_results_made_here_are_written_whole(isa, q_len, kv_len, dim, seed, monkeypatch):
+    """New arrays hold guard numbers and lie between guard bytes: each element is written, nothing beside it."""
+    made = []
+
+    def empty(shape, dtype):
+        buffer, view = guarded(shape, np.dtype(dtype), (1,) * len(shape), tuple(range(len(shape))))
+        made.append((buffer, view))
+        return view
+
+    arrays = inputs(np.random.default_rng(seed), (2,), 2, 1, q_len, kv_len, dim)
+    options = dict(causal=True, kv_lengths=[0, kv_len], q_lengths=[q_len, q_len // 2])
+    wanted = attnc.attention(*arrays, want=("lse", "weights", "scores"), **options)
+    monkeypatch.setattr(np, "empty", empty)
+    got = attnc.attention(*arrays, want=("lse", "weights", "scores"), **options)
+    monkeypatch.undo()
+    assert len(made) == 4
+    assert_same_bits(got, wanted)
+    assert all(untouched(buffer, view) for buffer, view in made)
+
+
+def test_out_is_returned_and_holds_two_axes(isa, seed):
+    query, key, value = (x[0, 0] for x in inputs(np.random.default_rng(seed), (1,), 1, 1, 9, 20, 8))
+    out = np.empty((9, 8), np.float32)
+    assert attnc.attention(query, key, value, out=out) is out
+    assert_same_bits(out, attnc.attention(query, key, value))
+    result = attnc.attention(query, key, value, out=out, want="lse")
+    assert result.output is out
+
+
+def test_no_input_is_written(isa, seed):
+    arrays = inputs(np.random.default_rng(seed), (2,), 4, 2, 40, 530, 16)
+    bias = np.zeros((40, 530), np.float32)
+    before = [x.tobytes() for x in (*arrays, bias)]
+    attnc.attention(*arrays, bias=bias, mask=bias == 0, scale=-0.5, want=("lse", "weights", "scores"))
+    attnc.softmax(arrays[0])
+    assert before == [x.tobytes() for x in (*arrays, bias)]

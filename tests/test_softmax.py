@@ -1,0 +1,127 @@
+"""Stand-alone softmax and log-softmax against their twins: axes, dtypes, strides, where, odd rows."""
+
+import numpy as np
+import pytest
+from checking import DTYPES, dtype_of, largest, normal
+
+import attnc
+from attnc import reference
+from attnc.testing import assert_within
+
+FUNCTIONS = ("softmax", "log_softmax")
+
+
+def check(function, x, axis=-1, where=None, **arguments):
+    """Within tolerance of the twin in a wider precision."""
+    wide = x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
+    honest = getattr(reference, function)(x, axis, where=where)
+    exact = exactly(function, wide, axis, where)
+    got = getattr(attnc, function)(x, axis, where=where, **arguments)
+    assert_within(got, exact, honest, scale=1.0 if function == "softmax" else max(1.0, largest(exact)), name=function)
+    return got
+
+
+def exactly(function, x, axis, where):
+    """The definition, in the precision of `x`."""
+    keep = np.broadcast_to(True if where is None else where, x.shape)
+    with np.errstate(all="ignore"):
+        top = np.where(keep, x, -np.inf).max(axis, keepdims=True, initial=-np.inf)
+        total = np.where(keep, np.exp(x - top), 0).sum(axis, keepdims=True)
+        if function == "softmax":
+            return np.where(keep, np.exp(x - top) / total, 0)
+        return np.where(keep, x - top - np.log(total), -np.inf)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 100, 1000, 4095, 4096, 4097, 9000])
+def test_lengths(isa, function, dtype, n, seed):
+    random = np.random.default_rng([seed, n])
+    x = normal(random, (3, n), dtype) * dtype_of(dtype).type(4)
+    check(function, x)
+    check(function, x, where=random.random((3, n)) < 0.5)
+    check(function, np.sort(x))                 # the largest element comes last, so every part rescales
+    check(function, np.sort(x)[:, ::-1])
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -3, (0, 2), (1, 0), (0, 1, 2), None, ()], ids=str)
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_axes(isa, function, axis, dtype, seed):
+    random = np.random.default_rng(seed)
+    x = normal(random, (5, 19, 6), dtype)
+    axis_of = axis if axis is not None else (0, 1, 2)
+    for where in (None, random.random((19, 1)) < 0.5, np.array(True)):
+        got = check(function, x, axis_of, where=where)
+        assert np.array_equal(getattr(attnc, function)(x, axis, where=where), got)
+    for view in (x.T, x[::-1, ::2], np.asfortranarray(x), x[:, None], np.broadcast_to(x[:1], x.shape)):
+        if view.ndim == 3:
+            check(function, view, axis_of)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_out(isa, function, seed):
+    random = np.random.default_rng(seed)
+    for axis in (-1, 0, (0, 2), None):
+        x = normal(random, (4, 33, 5))
+        wanted = getattr(attnc, function)(x, axis)
+        for out in (np.empty_like(x), np.full((4, 33, 10), 7, np.float32)[..., ::2], np.empty((5, 33, 4), np.float32).T):
+            assert getattr(attnc, function)(x, axis, out=out) is out
+            np.testing.assert_array_equal(out, wanted)
+        assert getattr(attnc, function)(x, axis, out=x) is x
+        np.testing.assert_array_equal(x, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [2, 40, 5000])
+def test_odd_rows(isa, dtype, n):
+    inf, nan = np.inf, np.nan
+    x = np.zeros((7, n), dtype_of(dtype))
+    x[0] = -inf
+    x[1, n // 2], x[2, n - 1], x[3, 0], x[4, n - 1] = inf, nan, -inf, -inf
+    x[5] = np.finfo(np.float16).min
+    x[6, 0], x[6, n - 1] = inf, nan
+    with np.errstate(all="raise"):
+        got = {function: check(function, x) for function in FUNCTIONS}
+    assert np.isnan(got["softmax"][[0, 1, 2, 6]].astype(float)).all()
+    assert np.isfinite(got["softmax"][[3, 4, 5]].astype(float)).all()
+    hidden = np.isfinite(x.astype(float))
+    for function, nothing in (("softmax", 0), ("log_softmax", -inf)):
+        got = check(function, x, where=hidden)
+        assert (got[~hidden].astype(float) == nothing).all() and (got[0].astype(float) == nothing).all()
+        check(function, x, where=np.zeros_like(hidden))
+
+
+def test_huge_and_tiny(isa):
+    for dtype, top in ((np.float32, 3e38), (np.float64, 1e308)):
+        assert attnc.softmax(np.array([1, 1, top], dtype)).tolist() == [0, 0, 1]
+        assert attnc.softmax(np.array([-top, 0, top], dtype)).tolist() == [0, 0, 1]
+        check("softmax", np.array([-1000, 0, 1e-30, -80], dtype))
+        check("log_softmax", np.array([-1000, 0, 1e-30, -80], dtype))
+    check("softmax", np.linspace(-90, 0, 400, dtype=np.float32))
+    np.testing.assert_array_equal(attnc.softmax(np.full((2, 64), 1e4, np.float16)), np.float16(1 / 64))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_empty_scalar_and_integer(isa, function):
+    twin, fast = getattr(reference, function), getattr(attnc, function)
+    for x, axis in (((np.zeros((0, 3))), -1), (np.zeros((3, 0)), -1), (np.zeros((3, 0)), 0), (np.float32(2), None),
+                    (np.zeros((2, 0, 3)), (0, 2)), ([1, 2], -1), ([[True, False]], None), (np.float64(2), ())):
+        got, wanted = fast(x, axis), twin(x, axis)
+        assert got.dtype == wanted.dtype and got.shape == wanted.shape
+        np.testing.assert_allclose(got, wanted, rtol=1e-14)
+
+
+def test_rows_have_the_same_bits_for_any_number_of_threads_and_mates(isa, seed):
+    x = normal(np.random.default_rng(seed), (300, 1001))
+    for function in FUNCTIONS:
+        wanted = getattr(attnc, function)(x, num_threads=1)
+        for threads in (2, 3, 7):
+            assert getattr(attnc, function)(x, num_threads=threads).tobytes() == wanted.tobytes()
+        assert getattr(attnc, function)(x[17]).tobytes() == wanted[17].tobytes()
+        assert getattr(attnc, function)(np.asfortranarray(x)).tobytes() == wanted.tobytes()
+        buffer = np.zeros(4 * x.size + 1, np.uint8)[1:].view(np.float32).reshape(x.shape)
+        buffer[...] = x
+        assert not buffer.flags.aligned and getattr(attnc, function)(buffer).tobytes() == wanted.tobytes()
+        swapped = x.astype(x.dtype.newbyteorder())
+        assert getattr(attnc, function)(swapped).tobytes() == wanted.tobytes()
