@@ -6,7 +6,7 @@ import numpy as np
 
 from . import _isa, threads
 
-ATTEND, SCORES, WEIGH = 0, 1, 2
+ATTEND, SCORES, WEIGH, WEIGHTS = 0, 1, 2, 3
 _CODES = {"f": 0, "d": 1, "e": 2}  # by dtype character; a dtype of kind V that passes the checks is bfloat16
 BFLOAT16 = 3
 
@@ -17,7 +17,7 @@ def run(mode: int, a, *, value=None, out=None, lse=None, weights=None, scores=No
     arrays = (
         a.query, a.key, value, out, lse, weights, scores, a.mask, a.key_mask, a.bias,
         None if a.q_offset is None else np.asarray(a.q_offset, np.int64), a.sinks, a.alibi_slopes, a.q_segments,
-        a.k_segments, a.q_lengths, a.kv_lengths)
+        a.k_segments, a.q_lengths, a.kv_lengths, None, None)
     sizes = (a.q_heads, a.kv_heads, a.q_len, a.kv_len, a.head_dim, 0 if value is None else a.value_dim)
     options = (_CODES[a.acc.char], a.causal, -1 if left is None else left, -1 if right is None else right,
                a.scale if scale is None else scale, a.softcap or 0.0)

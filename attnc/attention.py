@@ -216,7 +216,7 @@ def weighted_sum(weights, value, *, out=None, num_threads=None) -> np.ndarray:
     """
     a = weighted_sum_args(weights, value, out, num_threads)
     output = np.empty(a.out_shape, a.dtype) if out is None else out
-    arrays = (None, None, a.value, output[None] if a.two_d else output, None, a.weights, *[None] * 11)
+    arrays = (None, None, a.value, output[None] if a.two_d else output, None, a.weights, *[None] * 13)
     sizes = (a.q_heads, a.kv_heads, a.q_len, a.kv_len, 0, a.value_dim)
     _call.call(_call.WEIGH, arrays, a.batch, sizes, (_call.code(a.acc), False, -1, -1, 1.0, 0.0), a.num_threads)
     return output

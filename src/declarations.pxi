@@ -1,5 +1,7 @@
 # Declarations of the C headers, and the struct that a call carries through its loops.
 
+from libc.stdint cimport int64_t
+
 cdef extern from "runtime.h" nogil:
     int watch_forks()
     int openmp_version()
@@ -29,6 +31,7 @@ cdef extern from "tiles.h" nogil:
         const Py_ssize_t* shape
         const Py_ssize_t* strides
         Py_ssize_t head, row, col
+        const int64_t* starts
 
     ctypedef struct Batch:
         Py_ssize_t n
@@ -37,12 +40,13 @@ cdef extern from "tiles.h" nogil:
     ctypedef struct Params:
         Array query, key, value, out, lse, weights, scores
         Array mask, key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths
+        Array q_starts, k_starts
         Batch batch
         Py_ssize_t batches, q_heads, kv_heads, group, q_len, kv_len, head_dim, value_dim
         int type, causal
         Py_ssize_t left, right
         double scale, softcap, c, unit
-        int plain, flip, arrays
+        int plain, flip, given_lse, arrays
         Py_ssize_t rows, block_q, block_k, q_blocks, k_blocks, value_stride, split_k, splits
         int whole, shared, keep
         Py_ssize_t pack_k, pack_bytes, scratch_bytes, state_bytes
@@ -115,6 +119,7 @@ cdef extern from "tiles.h" nogil:
         void (*merge_state)(const Params*, Task*, char*) noexcept nogil
         void (*save_row_stats)(const Params*, Task*, double*) noexcept nogil
         void (*load_row_stats)(const Params*, Task*, double*) noexcept nogil
+        void (*load_lse)(const Params*, Task*) noexcept nogil
         void (*weigh)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t, Packed) noexcept nogil
         void (*softmax_rows)(const RowOp*, Py_ssize_t, Py_ssize_t, void*) noexcept nogil
 
@@ -132,15 +137,18 @@ cdef extern from "tiles.h" nogil:
     void fp_leave(fp_state) noexcept
 
 cdef enum:
-    ATTEND, SCORES, WEIGH          # what a call computes
+    ATTEND, SCORES, WEIGH, WEIGHTS # what a call computes
 cdef enum:
+    ARRAYS = 19
+    LSE = 4
+    WEIGHTS_ARRAY = 5
     HEAD = 1
     ROW = 2
     COL = 4
 
-cdef int[17] AXES = [HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW, HEAD | ROW | COL,
-                     HEAD | ROW | COL, HEAD | ROW | COL, COL, HEAD | ROW | COL, 0, HEAD, HEAD, ROW, COL, 0, 0]
-cdef int[17] OUTPUT = [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+cdef int[ARRAYS] AXES = [HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW, HEAD | ROW | COL,
+                     HEAD | ROW | COL, HEAD | ROW | COL, COL, HEAD | ROW | COL, 0, HEAD, HEAD, ROW, COL, 0, 0, 0, 0]
+cdef int[ARRAYS] OUTPUT = [0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]   # lse and weights: as the mode is
 
 
 cdef struct Work:

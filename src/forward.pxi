@@ -23,6 +23,8 @@ cdef void compute(Work* w) noexcept nogil:
             run(w, pack_step, w.heads * p.k_blocks)
         if w.mode == SCORES:
             run(w, scores_step, w.heads * p.q_blocks * p.splits)
+        elif w.mode == WEIGHTS:
+            run(w, weights_step, w.heads * p.q_blocks * p.splits)
         elif p.splits == 1:
             run(w, attend_step, w.heads * p.q_blocks)
         else:
@@ -67,15 +69,23 @@ cdef void poll(Work* w, int thread) noexcept nogil:
             w.next_poll = seconds() + 0.05
 
 
+cdef void open_head(Work* w, Task* t, Py_ssize_t head) noexcept nogil:
+    """The keys and values of kv head `head`."""
+    cdef Params* p = &w.p
+    t.batch, t.kv_head = head // p.kv_heads, head % p.kv_heads
+    t.lengths = lengths_of(p, t.batch)
+    t.key = p.key.data + batch_offset(&p.key, &p.batch, t.batch) + t.kv_head * p.key.head
+    t.value = p.value.data + batch_offset(&p.value, &p.batch, t.batch) + t.kv_head * p.value.head
+
+
 cdef void open_task(Work* w, Task* t, Py_ssize_t head, Py_ssize_t block, Py_ssize_t split) noexcept nogil:
     """Rows of query block `block` of kv head `head`, their visible keys, and the blocks of keys they need."""
     cdef Params* p = &w.p
     cdef Py_ssize_t r, first = PTRDIFF_MAX, last = 0
     cdef Range keys
-    t.batch, t.kv_head = head // p.kv_heads, head % p.kv_heads
+    open_head(w, t, head)
     t.first = block * p.block_q
     t.rows = least(p.block_q, p.rows - t.first)
-    t.lengths = lengths_of(p, t.batch)
     for r in range(t.rows):
         keys = visible(p, t.lengths, (t.first + r) // p.group)
         t.range[r] = keys
@@ -84,8 +94,6 @@ cdef void open_task(Work* w, Task* t, Py_ssize_t head, Py_ssize_t block, Py_ssiz
     t.block_start = most(first // p.block_k, split * p.split_k)
     t.block_stop = least(ceil_div(last, p.block_k), (split + 1) * p.split_k)
     t.query = p.query.data + batch_offset(&p.query, &p.batch, t.batch)
-    t.key = p.key.data + batch_offset(&p.key, &p.batch, t.batch) + t.kv_head * p.key.head
-    t.value = p.value.data + batch_offset(&p.value, &p.batch, t.batch) + t.kv_head * p.value.head
     t.mask = p.mask.data + batch_offset(&p.mask, &p.batch, t.batch)
     t.key_mask = p.key_mask.data + batch_offset(&p.key_mask, &p.batch, t.batch)
     t.bias = p.bias.data + batch_offset(&p.bias, &p.batch, t.batch)
@@ -104,7 +112,7 @@ cdef Packed keys_of(Work* w, Task* t, Py_ssize_t block) noexcept nogil:
 
 cdef void pack_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
     cdef Py_ssize_t block = i % w.p.k_blocks
-    open_task(w, t, w.first_head + i // w.p.k_blocks, 0, 0)
+    open_head(w, t, w.first_head + i // w.p.k_blocks)
     if block * w.p.block_k < t.lengths.kv_length:
         w.tile.pack(&w.p, t, block, packed_at(w, w.packed + i * w.p.pack_bytes))
 
@@ -241,7 +249,9 @@ cdef void sweep(Work* w, Py_ssize_t i, Task* t, int thread, bint weights) noexce
     cdef Packed kv
     open_task(w, t, w.first_head + head, i // p.splits % p.q_blocks, split)
     w.tile.begin(p, t)
-    if weights:
+    if p.given_lse:
+        w.tile.load_lse(p, t)
+    elif weights:
         w.tile.load_row_stats(p, t, w.stats)
     for block in range(split * p.split_k, least(p.k_blocks, (split + 1) * p.split_k)):
         if p.stop:

@@ -35,21 +35,23 @@ cdef int take(object x, Array* a, Py_buffer* view, int dtype, int axes, bint wri
 
 
 cdef struct Views:
-    Py_buffer view[17]
-    bint held[17]
+    Py_buffer view[ARRAYS]
+    bint held[ARRAYS]
 
 
-cdef int open_arrays(tuple arrays, tuple dtypes, Array** targets, Views* views) except -1:
+cdef int open_arrays(int mode, tuple arrays, tuple dtypes, Array** targets, Views* views) except -1:
     """Open the arrays in the order of AXES; `views.held` says which are to be closed, also after an error."""
     cdef int i
-    for i in range(len(arrays)):
-        views.held[i] = take(arrays[i], targets[i], &views.view[i], dtypes[i], AXES[i], OUTPUT[i])
+    cdef bint output
+    for i in range(ARRAYS):
+        output = OUTPUT[i] or i == LSE and mode == ATTEND or i == WEIGHTS_ARRAY and mode in (ATTEND, WEIGHTS)
+        views.held[i] = take(arrays[i], targets[i], &views.view[i], dtypes[i], AXES[i], output)
     return 0
 
 
 cdef void close_arrays(Views* views):
     cdef int i
-    for i in range(17):
+    for i in range(ARRAYS):
         if views.held[i]:
             PyBuffer_Release(&views.view[i])
 
@@ -68,10 +70,12 @@ cdef int set_sizes(Params* p, Py_ssize_t* shape, tuple batch, tuple sizes) excep
 
 
 def attention(int mode, tuple arrays, tuple dtypes, tuple batch, tuple sizes, tuple options, int threads, bint explicit):
-    """Run one call. mode: ATTEND, SCORES or WEIGH; options are (accumulation type, causal, left, right, scale, softcap).
+    """Run one call; options are (accumulation type, causal, left, right, scale, softcap). Returns how it was cut.
 
-    The arrays, in the order of AXES, are query, key, value, out, lse, weights, scores, mask, key_mask, bias, q_offset,
-    sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths; bfloat16 comes as its bits in uint16.
+    mode is ATTEND (output, lse and weights, of which those given are written), SCORES, WEIGH (output from weights) or
+    WEIGHTS (under a given lse). The arrays, in the order of AXES, are query, key, value, out, lse, weights, scores, mask,
+    key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths, q_starts, k_starts; bfloat16
+    comes as its bits in uint16.
     """
     cdef Work work
     cdef Params* p = &work.p
@@ -79,11 +83,14 @@ def attention(int mode, tuple arrays, tuple dtypes, tuple batch, tuple sizes, tu
     cdef Views views
     cdef Array** targets = [
         &p.query, &p.key, &p.value, &p.out, &p.lse, &p.weights, &p.scores, &p.mask, &p.key_mask, &p.bias, &p.q_offset,
-        &p.sinks, &p.slopes, &p.q_segments, &p.k_segments, &p.q_lengths, &p.kv_lengths]
+        &p.sinks, &p.slopes, &p.q_segments, &p.k_segments, &p.q_lengths, &p.kv_lengths,
+        &p.q_starts, &p.k_starts]
     memset(&work, 0, sizeof(Work))
     memset(&views.held, 0, sizeof(views.held))
     try:
-        open_arrays(arrays, dtypes, targets, &views)
+        open_arrays(mode, arrays, dtypes, targets, &views)
+        p.query.starts = p.out.starts = p.lse.starts = <const int64_t*> p.q_starts.data
+        p.key.starts = p.value.starts = <const int64_t*> p.k_starts.data
         set_sizes(p, shape, batch, sizes)
         p.type, p.causal, p.left, p.right, p.scale, p.softcap = options
         prepare(&work, mode)

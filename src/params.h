@@ -17,6 +17,7 @@ typedef struct {
     ix n_batch;
     const ix *shape, *strides;
     ix head, row, col;
+    const int64_t *starts;       /* packed sequences: the first row of each batch element; else NULL */
 } Array;
 
 /* The batch axes that all arguments of a call share. */
@@ -25,6 +26,7 @@ typedef struct { ix n; const ix *shape; } Batch;
 typedef struct {
     Array query, key, value, out, lse, weights, scores;
     Array mask, key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths;
+    Array q_starts, k_starts;    /* packed sequences: where they start; rows past a q_length belong to others */
     Batch batch;
     ix batches, q_heads, kv_heads, group, q_len, kv_len, head_dim, value_dim;
     int type;                    /* F32 or F64: accumulation */
@@ -35,6 +37,7 @@ typedef struct {
     double unit;                 /* natural score per unit of stored score: |scale| if plain, else 1 */
     int plain;                   /* scores stay raw products: no softcap, bias, alibi, and scale is not 0 */
     int flip;                    /* query is loaded with its sign changed: a negative scale, exactly */
+    int given_lse;               /* weights are asked for under an lse that is an input */
     int arrays;                  /* mask, key_mask, bias or segments decide places beside the key range */
 
     ix rows;                     /* q_len * group: query rows of one kv head, position-major */
@@ -59,6 +62,7 @@ typedef struct {
 
 /* Offset in bytes of batch element b. */
 static inline ix batch_offset(const Array *a, const Batch *batch, ix b) {
+    if (a->starts) return a->starts[b] * a->row;
     ix offset = 0;
     for (ix d = batch->n - 1, k = a->n_batch - 1; k >= 0 && d >= 0; d--, k--) {
         ix size = batch->shape[d];

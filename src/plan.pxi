@@ -30,6 +30,7 @@ cdef void prepare(Work* w, int mode) noexcept nogil:
     p.arrays = p.mask.data != NULL or p.key_mask.data != NULL or p.bias.data != NULL or p.q_segments.data != NULL
     # A magnitude that is no ordinary float would leave the exponent without digits: it takes the general path.
     p.plain = (p.softcap == 0 and p.bias.data == NULL and p.slopes.data == NULL and 1e-30 < magnitude < 1e30)
+    p.given_lse = mode == WEIGHTS
     if mode == SCORES:
         p.unit, p.c = 1, 1
         p.plain, p.flip = p.plain and p.scale == 1, 0
@@ -74,7 +75,7 @@ cdef void divide(Work* w) noexcept nogil:
         w.heads = most(1, SHARED_BYTES // per_head)
     w.round_splits = p.splits
     p.state_bytes = 0
-    if p.splits > 1 and w.mode != SCORES:
+    if p.splits > 1 and w.mode in (ATTEND, WEIGH):
         p.state_bytes = padded((2 * p.value_stride + w.tile.lanes) * real + 8)
         w.heads = least(heads, most(1, STATE_BYTES // (p.rows * p.state_bytes * (p.splits + 1))))
         w.round_splits = least(p.splits, most(w.p.n_threads, STATE_BYTES // (p.rows * p.state_bytes)))

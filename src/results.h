@@ -27,6 +27,7 @@ static char *T(row_pointer)(const Params *p, const Task *t, const Array *a, ix r
 
 static void T(finish)(const Params *p, Task *t) {
     for (ix r = 0; r < t->rows; r++) {
+        if (p->q_starts.data && row_position(p, t, r) >= t->lengths.q_length) continue;
         double lse, sum = T(close_row)(p, t, r, &lse);
         double inverse = sum == 0 ? 0 : 1 / sum;
         t->row_sum[r] = inverse;
@@ -69,15 +70,27 @@ static void T(store_kept)(const Params *p, Task *t, ix r0, ix n, ix block) {
     }
 }
 
+/* 2**t of any sign, which a given lse may lead to. */
+INLINE VEC T(exp2_any)(VEC t) {
+    VEC magnitude = (VEC)((VINT)t & MAGNITUDE), x = V(exp2)(-magnitude);
+    VINT positive = t > V(set1)(0);
+    return (VEC)(((VINT)(V(set1)(1) / x) & positive) | ((VINT)x & ~positive));
+}
+
 /* Weights of a block from its scores, the row maximum and the row sum being known. */
 static void T(store_weights)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    const VEC c = V(set1)((REAL)p->c);
+    const ix column = t->column, columns = t->columns;
     for (ix r = r0; r < r0 + n; r++) {
         REAL *s = P_(s) + (r - r0) * p->block_k, top = P_(row_max)[r], inverse = (REAL)t->row_sum[r];
-        const VEC shift = V(set1)(top == -INFINITY ? 0 : top), c = V(set1)((REAL)p->c);
-        if (t->column < t->columns)
-            for (ix j = t->from; j < t->to; j += LANES) V(store)(s + j, V(exp2)((V(load)(s + j) - shift) * c));
+        t->columns = top == -INFINITY ? column : columns;          /* a row without keys: zeros, whatever is here */
+        for (ix j = t->from; column < t->columns && j < t->to; j += LANES) {
+            VEC x = (V(load)(s + j) - V(set1)(top)) * c;
+            V(store)(s + j, p->given_lse ? T(exp2_any)(x) : V(exp2)(x));
+        }
         T(store_part)(p, t, &p->weights, r, block, s, inverse, inverse - inverse);
     }
+    t->columns = columns;
 }
 
 static void T(store_scores)(const Params *p, Task *t, ix r0, ix n, ix block) {
@@ -137,6 +150,16 @@ static void T(load_row_stats)(const Params *p, Task *t, double *stats) {
         double *x = stats + 2 * ((t->batch * p->kv_heads + t->kv_head) * p->rows + t->first + r);
         P_(row_max)[r] = (REAL)x[0];
         t->row_sum[r] = x[1];
+    }
+}
+
+/* A given lse takes the place of the maximum, in the units of the stored scores; the sum is in it. */
+static void T(load_lse)(const Params *p, Task *t) {
+    for (ix r = 0; r < t->rows; r++) {
+        REAL lse;
+        memcpy(&lse, T(row_pointer)(p, t, &p->lse, r), sizeof lse);
+        P_(row_max)[r] = (REAL)(lse / p->unit);
+        t->row_sum[r] = lse == lse ? 1 : lse;
     }
 }
 

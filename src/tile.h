@@ -108,6 +108,13 @@ static void T(begin)(const Params *p, Task *t) {
     const Array *a = &p->query;
     ix depth = p->head_dim;
     for (ix r = 0; r < t->rows; r++) {
+        P_(row_max)[r] = -INFINITY;
+        t->row_sum[r] = 0;
+        t->q_rows[r] = P_(q) + r * depth;
+        if (row_position(p, t, r) >= t->lengths.q_length) {      /* padding, or another sequence's: not to be read */
+            memset(P_(q) + r * depth, 0, depth * sizeof(REAL));
+            continue;
+        }
         const char *src = t->query + row_position(p, t, r) * a->row + row_head(p, t, r) * a->head;
         REAL *copy = P_(q) + r * depth;
         const REAL *x = T(row)(src, a->col, a->dtype, depth, copy);
@@ -116,8 +123,6 @@ static void T(begin)(const Params *p, Task *t) {
             x = copy;
         }
         t->q_rows[r] = x;
-        P_(row_max)[r] = -INFINITY;
-        t->row_sum[r] = 0;
     }
     memset(t->o, 0, t->rows * p->value_stride * sizeof(REAL));
     t->uses_apart = 0;

@@ -53,6 +53,7 @@ typedef struct {
     void (*merge_state)(const Params *, Task *, char *);
     void (*save_row_stats)(const Params *, Task *, double *);
     void (*load_row_stats)(const Params *, Task *, double *);
+    void (*load_lse)(const Params *, Task *);
     void (*weigh)(const Params *, Task *, ix, ix, ix, Packed);
     void (*softmax_rows)(const RowOp *, ix, ix, void *);
 } Tile;
@@ -61,7 +62,7 @@ typedef struct {
     sizeof(real), lanes * TILE_VECTORS, lanes, begin_##type, pack_##type, classify_##type, scores_##type, \
     finish_scores_##type, mask_##type, softmax_##type, values_##type, finish_##type, store_kept_##type, \
     store_weights_##type, store_scores_##type, save_state_##type, merge_state_##type, save_row_stats_##type, \
-    load_row_stats_##type, weigh_##type, softmax_rows_##type }
+    load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type }
 
 static const Tile TILES[] = {TILE(f32, float, VF), TILE(f64, double, VD)};   /* index: Params.type */
 
