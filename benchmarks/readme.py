@@ -1,9 +1,10 @@
-"""Put the measured speed table into README.md, between its two markers; ``--check`` only says whether it is there."""
+"""Put the measured speed table into README.md, between its two markers."""
 
 import json
 import sys
 from pathlib import Path
 
+from attnc.bench import cases
 from attnc.bench.report import notes, speed_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,14 +30,16 @@ def updated(text: str, result: dict) -> str:
     return f"{before}{BEGIN}\n{section(result)}\n{END}{after}"
 
 
-def main(arguments: list[str]) -> int:
-    old = README.read_text(encoding="utf-8")
-    new = updated(old, json.loads(RESULT.read_text(encoding="utf-8")))
-    if "--check" in arguments:
-        return int(new != old)
-    README.write_text(new, encoding="utf-8")
+def main() -> int:
+    result = json.loads(RESULT.read_text(encoding="utf-8"))
+    missing = {case.name for case in cases.SETS["full"]} - {case["name"] for case in result["cases"]}
+    if missing or not result["passed"]:
+        print(f"{RESULT} is not fit to show: " + (f"no {', '.join(sorted(missing))}" if missing else "not all is right"),
+              file=sys.stderr)
+        return 1
+    README.write_text(updated(README.read_text(encoding="utf-8"), result), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

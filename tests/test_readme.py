@@ -7,8 +7,6 @@ import re
 import textwrap
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -55,13 +53,21 @@ def test_the_speed_table_is_the_committed_measurement():
     result = json.loads(script.RESULT.read_text(encoding="utf-8"))
     assert result["passed"]
     assert script.updated(TEXT, result) == TEXT, "python benchmarks/readme.py writes it again"
-    result["cases"][0]["share"]["median"] /= 2
+    result["cases"][0]["name"] += " of another kind"
     assert script.updated(TEXT, result) != TEXT
 
 
-def test_the_script_refuses_a_readme_without_markers():
-    with pytest.raises(ValueError, match="markers"):
-        benchmark_script().updated("no table here", {"machine": {}})
+def test_the_script_refuses_a_measurement_without_the_slow_cases(tmp_path, monkeypatch, capsys):
+    script = benchmark_script()
+    result = json.loads(script.RESULT.read_text(encoding="utf-8"))
+    result["cases"] = [case for case in result["cases"] if "8192" not in case["name"]]
+    monkeypatch.setattr(script, "README", tmp_path / "README.md")
+    monkeypatch.setattr(script, "RESULT", tmp_path / "result.json")
+    script.RESULT.write_text(json.dumps(result), encoding="utf-8")
+    script.README.write_text(TEXT, encoding="utf-8")
+    assert script.main() == 1
+    assert "f32 1,8,8192,8192,128 causal" in capsys.readouterr().err
+    assert script.README.read_text(encoding="utf-8") == TEXT
 
 
 def test_the_command_it_shows_for_the_table_is_the_one_that_makes_it():
