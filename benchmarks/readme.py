@@ -34,8 +34,8 @@ def main() -> int:
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     missing = {case.name for case in cases.SETS["full"]} - {case["name"] for case in result["cases"]}
     if missing or not result["passed"]:
-        print(f"{RESULT} is not fit to show: " + (f"no {', '.join(sorted(missing))}" if missing else "not all is right"),
-              file=sys.stderr)
+        reason = f"no {', '.join(sorted(missing))}" if missing else "not all is right"
+        print(f"{RESULT} is not fit to show: {reason}", file=sys.stderr)
         return 1
     README.write_text(updated(README.read_text(encoding="utf-8"), result), encoding="utf-8")
     return 0
