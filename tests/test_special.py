@@ -9,10 +9,16 @@ import attnc
 from attnc import masks
 from attnc._checks import attention_args
 
+def hidden_in_some_rows(random, q_len, kv_len):
+    mask = random.random((2, 1, q_len, kv_len)) < 0.6
+    mask[:, :, ::2, kv_len - 2] = False
+    return mask
+
+
 HIDING = {
-    "mask": lambda random, q_len, kv_len: {"mask": random.random((2, 1, q_len, kv_len)) < 0.6},
+    "mask": lambda random, q_len, kv_len: {"mask": hidden_in_some_rows(random, q_len, kv_len)},
     "key_mask": lambda random, q_len, kv_len: {"key_mask": ~np.isin(np.arange(kv_len), [1, kv_len - 2])},
-    "bias": lambda random, q_len, kv_len: {"bias": np.where(random.random((q_len, kv_len)) < 0.4, -np.inf, 0.5)},
+    "bias": lambda random, q_len, kv_len: {"bias": np.where(hidden_in_some_rows(random, q_len, kv_len), 0.5, -np.inf)},
     "causal": lambda random, q_len, kv_len: {"causal": True},
     "window": lambda random, q_len, kv_len: {"window": (kv_len // 3, 0), "q_offset": [kv_len // 2, 2]},
     "segments": lambda random, q_len, kv_len: {"q_segments": np.arange(q_len) % 3 - 1, "k_segments": np.arange(kv_len) % 3 - 1},

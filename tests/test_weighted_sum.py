@@ -117,3 +117,12 @@ def test_the_chain_gives_the_output(isa, q_len, seed):
     weights = attnc.softmax(attnc.attention_scores(query, key, causal=True))
     chained = attnc.weighted_sum(weights, value)
     np.testing.assert_allclose(chained, attnc.attention(query, key, value, causal=True), rtol=0, atol=1e-14)
+
+
+def test_read_only_weights(isa, seed):
+    random = np.random.default_rng(seed)
+    weights, value = shares(random, (2, 9, 30), "float32"), normal(random, (2, 30, 4))
+    wanted = attnc.weighted_sum(weights, value)
+    weights.flags.writeable = value.flags.writeable = False
+    assert_same_bits(attnc.weighted_sum(weights, value), wanted)
+    check(np.broadcast_to(weights[:1, :1], weights.shape), value)

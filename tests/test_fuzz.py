@@ -1,0 +1,127 @@
+"""Seeded random calls: the answer of the reference within tolerance, or the same kind of error; with a reproduction."""
+
+import numpy as np
+import pytest
+from checking import DTYPES, WANT, check_attention, check_scores, dtype_of, inputs, largest
+from slow import NAMES, some_option
+
+import attnc
+from attnc import _isa, reference
+from attnc.testing import assert_within
+
+CASES, MORE_CASES = 2000, 100_000
+
+
+def lengths(random):
+    """Mostly short; at times long enough for several blocks or a split."""
+    kind = random.random()
+    if kind < 0.75:
+        return int(random.integers(0, 14)), int(random.integers(0, 40))
+    if kind < 0.9:
+        return int(random.integers(10, 140)), int(random.integers(30, 300))
+    return int(random.integers(1, 4)), int(random.integers(500, 2500))
+
+
+def reshaped(x, random):
+    """The same numbers in other memory."""
+    kind = random.integers(7)
+    if kind == 0:
+        return np.asfortranarray(x)
+    if kind == 1:
+        return np.ascontiguousarray(x[..., ::-1, :])[..., ::-1, :]
+    if kind == 2:
+        wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1] + 1), x.dtype)
+        wide[..., 1::2] = x
+        return wide[..., 1::2]
+    if kind == 3 and x.dtype.name != "bfloat16":
+        return x.astype(x.dtype.newbyteorder())
+    return x
+
+
+GARBAGE = {
+    "mask": [np.ones(3), "yes", np.ones((9, 9, 9, 9, 9, 9), bool)], "key_mask": [np.ones(2), True, [[1]]],
+    "bias": [np.ones(3, int), "b", np.ones((7, 1, 1, 1, 1), complex)], "causal": [1, "no", None],
+    "window": [3, (1,), (-1, 2), "ab", (1.5, 0), True], "q_offset": [1.5, "x", [[1, 2], [3, 4], [5, 6]], 2**60, True],
+    "scale": [np.nan, np.inf, "x", [1.0], 1j, True], "softcap": [0, -1.0, np.nan, "x"],
+    "alibi_slopes": [np.ones(1000), "x", [1j]], "sinks": [np.ones((2, 2)), "x", {}], "q_segments": [[1], 1, [0.5]],
+    "k_segments": [[1], None], "q_lengths": [-1, 10**6, 0.5, "x"], "kv_lengths": [-1, 10**6, [0.5], "x"],
+    "layout": ["hnbd", 3, None], "num_threads": [0, -3, 5000, "2", 1.5, True],
+}
+
+
+def one(seed):
+    """One random call; raises AssertionError if attnc and its reference disagree."""
+    random = np.random.default_rng(seed)
+    dtype = DTYPES[random.integers(4)]
+    kv_heads, group = int(random.integers(1, 4)), int(random.integers(1, 4))
+    batch = [(), (1,), (2,), (2, 2), (0,)][random.choice(5, p=[0.3, 0.2, 0.3, 0.15, 0.05])]
+    q_len, kv_len = lengths(random)
+    if dtype == "float64":
+        kv_len = min(kv_len, 300)
+    dims = [int(random.integers(0, 70)) if random.random() < 0.8 else int(random.integers(70, 260)) for _ in "kv"]
+    arrays = inputs(random, batch, kv_heads * group, kv_heads, q_len, kv_len, *dims, dtype=dtype)
+    if random.random() < 0.1:                       # mixed dtypes
+        i, other = random.integers(3), DTYPES[random.integers(3 if dtype != "float64" else 2)]
+        arrays[i] = arrays[i].astype(dtype_of(other))
+    options = {}
+    for name in NAMES:
+        if random.random() < 0.2:
+            options |= some_option(name, random, batch, kv_heads * group, q_len, kv_len)
+    arrays = [reshaped(x, random) for x in arrays]
+    if random.random() < 0.2:
+        arrays, options = [x.swapaxes(-2, -3) for x in arrays], options | {"layout": "bnhd"}
+    if random.random() < 0.25:
+        name = list(GARBAGE)[random.integers(len(GARBAGE))]
+        options[name] = GARBAGE[name][random.integers(len(GARBAGE[name]))]
+    kind = random.random()
+    try:
+        reference.attention(*arrays, want=WANT, **options)
+    except (TypeError, ValueError) as error:
+        with pytest.raises(type(error)) as raised:
+            attnc.attention(*arrays, want=WANT, **options)
+        assert type(raised.value) is type(error) and str(raised.value) == str(error)
+        return
+    threads = options.pop("num_threads", int(random.integers(1, 5)))
+    if kind < 0.7:
+        check_attention(*arrays, num_threads=threads, **options)
+    elif kind < 0.8:
+        check_scores(*arrays[:2], ("raw", "scaled", "capped", "masked")[random.integers(4)], **options)
+    elif kind < 0.9:
+        exact = reference.attention(*(x.astype(np.float64) for x in arrays), want="weights", **options).weights
+        honest = reference.attention_weights(*arrays[:2], **options)
+        if dtype != "float64" and honest.shape == exact.shape:
+            assert_within(attnc.attention_weights(*arrays[:2], num_threads=threads, **options), exact, honest, name="weights")
+    else:
+        x = arrays[0]
+        axis = int(random.integers(x.ndim))
+        where = random.random(x.shape) < 0.7 if random.random() < 0.5 else None
+        for function in ("softmax", "log_softmax"):
+            honest = getattr(reference, function)(x, axis, where=where)
+            exact = getattr(reference, function)(x.astype(np.float64), axis, where=where)
+            scale = max(1.0, largest(exact)) * (1 if dtype != "float64" else 2)   # in float64 the twin is as far from the truth
+            assert_within(getattr(attnc, function)(x, axis, where=where, num_threads=threads), exact, honest, scale=scale)
+
+
+def run(first, count, isas):
+    for seed in range(first, first + count):
+        isa = isas[seed % len(isas)]
+        _isa.kernels = _isa.load(isa)
+        try:
+            with np.errstate(all="ignore"):
+                one(seed)
+        except BaseException:
+            print(f"\nreproduce: ATTNC_ISA={isa} python -c 'import sys; sys.path.insert(0, \"tests\"); import test_fuzz; test_fuzz.one({seed})'")
+            raise
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_fuzz(part, seed, monkeypatch):
+    monkeypatch.setattr(_isa, "kernels", _isa.kernels)     # put back at the end
+    run(10**6 * seed + part * CASES // 4, CASES // 4, _isa.available())
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("part", range(20))
+def test_fuzz_more(part, seed, monkeypatch):
+    monkeypatch.setattr(_isa, "kernels", _isa.kernels)
+    run(10**6 * seed + 10**5 + part * MORE_CASES // 20, MORE_CASES // 20, _isa.available())

@@ -1,0 +1,129 @@
+"""The instruction set: chosen, asked for, refused; and each path of the kernels taken where it is meant to be."""
+
+import importlib
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from checking import inputs, plans
+
+import attnc
+from attnc import _cpu, _isa
+
+
+def test_the_best_one_is_chosen(python):
+    assert python("import attnc; print(attnc.isa())") == _isa.available()[0]
+
+
+@pytest.mark.parametrize("name", _isa.available())
+def test_the_environment_chooses(python, name):
+    code = "import attnc, numpy; x = numpy.ones((2, 3)); attnc.attention(x, x, x); print(attnc.isa(), attnc.show_config()['isa'])"
+    assert python(code, ATTNC_ISA=name) == f"{name} {name}"
+
+
+@pytest.mark.parametrize("name", ["avx1024", "AVX2", "sse"])
+def test_an_unknown_one_is_refused_with_the_list(python, name):
+    code = "try: import attnc\nexcept ImportError as error: print(error)"
+    said = python(code, ATTNC_ISA=name)
+    assert repr(name) in said and said.endswith(", ".join(_isa.available()))
+
+
+def test_one_that_cannot_run_is_refused(monkeypatch):
+    monkeypatch.setattr(_cpu, "supports", lambda name: name == "base")
+    assert _isa.available() == ("base",)
+    for name in ("avx2", "avx512"):
+        with pytest.raises(ImportError, match=f"'{name}' (cannot run here|was left out).*available: base$"):
+            _isa.load(name)
+
+
+def test_only_the_chosen_module_is_loaded(python):
+    code = "import sys, attnc; print([name for name in sys.modules if '_kernels_' in name])"
+    for name in _isa.available():
+        assert python(code, ATTNC_ISA=name) == f"['attnc._kernels_{name}']"
+
+
+def test_the_fixture_runs_what_it_says(isa):
+    assert attnc.isa() == isa and _isa.kernels is _isa.load(isa)
+
+
+# An instruction above the base would end the process on an old machine. Only what the compiler makes of our sources is
+# searched: it cannot know registers wider than 16 bytes, nor encodings with a VEX or EVEX prefix (a mnemonic with v).
+
+@pytest.mark.parametrize("module", ["_cpu", "_kernels_base"])
+def test_no_instruction_above_the_base(module):
+    if shutil.which("objdump") is None:
+        pytest.skip("objdump is not there to look at the instructions")
+    path = importlib.import_module(f"attnc.{module}").__spec__.origin
+    listing = subprocess.run(["objdump", "-d", "--no-show-raw-insn", path], capture_output=True, text=True, check=True).stdout
+    if "x86-64" not in listing:
+        pytest.skip("not an x86-64 module")
+    instructions = re.findall(r"^\s+[0-9a-f]+:\t(\S+)(.*)$", listing, re.MULTILINE)
+    assert len(instructions) > 500
+    above = [" ".join(parts) for parts in instructions if re.match(r"v[a-z]", parts[0]) and parts[0] not in ("verr", "verw")
+             or re.search(r"%[yz]mm|%k[0-7]\b", parts[1])
+             or re.match(r"(pshufb|palign|pabs|phadd|psign|pmulhrs|blend|pblend|round[sp][sd]|ptest|pminu[dw]|pmaxs[bd]|pmulld|"
+                         r"insertps|extractps|pextr[bdq]|pinsr[bdq]|crc32|popcnt|lzcnt|tzcnt|andn|bextr|mulx|rorx|sarx|shlx|shrx|movbe)", parts[0])]
+    assert not above, f"{len(above)} instructions, first {above[:5]}"
+
+
+def test_the_search_finds_wider_registers():
+    """The module of the widest set has what the base must not have: the test above can fail."""
+    name = _isa.available()[0]
+    if shutil.which("objdump") is None or name == "base":
+        pytest.skip("no objdump, or no set above the base here")
+    listing = subprocess.run(["objdump", "-d", _isa.load(name).__spec__.origin], capture_output=True, text=True, check=True).stdout
+    assert re.search(r"\tv\w+ .*%[yz]mm", listing)
+
+
+# How calls are cut
+
+def plan(q_heads, kv_heads, q_len, kv_len, head_dim=16, value_dim=None, dtype="float32", function=None, **options):
+    """The plan of one call; of the last one if there are two."""
+    arrays = inputs(np.random.default_rng(0), (1,), q_heads, kv_heads, q_len, kv_len, head_dim, value_dim, dtype)
+    with plans() as taken:
+        if function is None:
+            attnc.attention(*arrays, **options)
+        else:
+            function(*arrays[:2], **options)
+    return taken[-1]
+
+
+def test_few_rows_pack_for_themselves_and_many_share(isa):
+    few, many = plan(8, 2, 16, 300), plan(8, 2, 17, 300)
+    assert not few["shared"] and many["shared"]
+    assert few["splits"] == many["splits"] == 1
+    assert plan(1, 1, 64, 300)["shared"] is False and plan(1, 1, 65, 300)["shared"] is True
+
+
+def test_few_rows_split_many_keys_by_their_number(isa):
+    for kv_len in (1, 1000, 5000):
+        assert plan(4, 2, 1, kv_len)["splits"] == plan(4, 2, 1, kv_len, num_threads=2)["splits"]
+    assert plan(4, 2, 1, 1000)["splits"] == 1
+    assert plan(4, 2, 1, 5000)["splits"] > 1
+    assert plan(4, 2, 100, 5000)["splits"] == 1
+
+
+def test_blocks_follow_from_depth_and_dtype_alone(isa):
+    """Not from lengths, batch or threads: the bits depend on them (design rule: a row's bits are its own)."""
+    for dtype in ("float32", "float64"):
+        blocks = {plan(heads, heads, q_len, kv_len, 64, dtype=dtype, num_threads=threads)["block_k"]
+                  for heads in (1, 3) for q_len in (1, 200) for kv_len in (3, 700) for threads in (1, 2)}
+        assert len(blocks) == 1
+    assert plan(1, 1, 1, 9, 1024)["block_k"] < plan(1, 1, 1, 9, 16)["block_k"]
+
+
+def test_weights_are_kept_or_computed_again(isa):
+    assert plan(1, 1, 100, 400, want="weights")["keep"]
+    assert not plan(1, 1, 100, 400)["keep"]
+    assert not plan(1, 1, 100, 30000, want="weights")["keep"]
+    assert plan(1, 1, 100, 400, function=attnc.attention_weights)["keep"]
+    assert not plan(1, 1, 1, 5000, want="weights")["keep"], "few rows whose keys are split take a second pass"
+
+
+def test_threads_are_those_asked_for(isa):
+    for threads in (1, 2, 3, 7):
+        assert plan(8, 8, 100, 100, num_threads=threads)["threads"] == threads
+    with attnc.threads(2):
+        assert plan(8, 8, 100, 100)["threads"] == 2

@@ -1,0 +1,144 @@
+"""Ctrl-C in a long call, fork, and the other ways to start a process."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+from checking import assert_same_bits, inputs
+
+import attnc
+
+LONG = """
+import os, signal, sys, threading, time, numpy as np, attnc
+def big(*shape):
+    return np.ones(shape, np.float32)
+x = big(1, 8, {n}, 64)
+calls = dict(
+    attention=lambda: attnc.attention(x, x, x),
+    few_rows=lambda: [attnc.attention(x[:, :, :1], x, x) for _ in range(100000)],
+    split=lambda: attnc.attention(np.broadcast_to(big(1, 1, 8, 64), (200000, 1, 8, 64)), x[:, :1], x[:, :1]),
+    scores=lambda: [attnc.attention_scores(x[:, :2], x[:, :2]) for _ in range(100000)],
+    weights=lambda: [attnc.attention_weights(x[:, :2], x[:, :2]) for _ in range(100000)],
+    softmax=lambda: [attnc.softmax(big(4000, 4000), out=out) for out in [big(4000, 4000)] for _ in range(100000)],
+    weighted_sum=lambda: attnc.weighted_sum(np.broadcast_to(big(1, 1, 4096), (1, 400000, 4096)), x[0, :1, :4096]),
+)
+small = np.random.default_rng(0).standard_normal((2, 4, 90, 16)).astype(np.float32)
+wanted = attnc.attention(small, small, small, causal=True)
+sent = []
+timer = threading.Timer(0.6, lambda: (sent.append(time.perf_counter()), os.kill(os.getpid(), signal.SIGINT)))
+timer.start()
+try:
+    calls[{name!r}]()
+except KeyboardInterrupt:
+    took = time.perf_counter() - sent[0]
+else:
+    sys.exit("the call ended before the signal came")
+assert (attnc.attention(small, small, small, causal=True) == wanted).all()
+assert attnc.get_num_threads() >= 1
+print(took)
+"""
+
+
+@pytest.mark.parametrize("name", ["attention", "few_rows", "split", "scores", "weights", "softmax", "weighted_sum"])
+def test_ctrl_c(python, name, capsys):
+    """KeyboardInterrupt comes soon (a quarter of a second is meant; here only what no load can excuse), the next call is right."""
+    took = float(python(LONG.format(name=name, n=60000 if name in ("attention", "split") else 5000), timeout=120))
+    with capsys.disabled():
+        print(f" [{name}: {1000 * took:.0f} ms]", end="")
+    assert took < 2
+
+
+def test_a_handler_that_raises(python):
+    """What a Python signal handler raises comes through the call; a handler that returns lets it go on."""
+    assert python("""
+import signal, numpy as np, attnc
+x = np.ones((1, 8, 30000, 64), np.float32)
+class Stop(Exception): pass
+seen = []
+def handler(number, frame):
+    seen.append(number)
+    if len(seen) == 3:
+        raise Stop
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+try:
+    attnc.attention(x, x, x)
+except Stop:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(len(seen))
+""") == "3"
+
+
+def test_signals_are_left_alone_in_other_threads(python):
+    """A call in a thread that is not Python's main one does not take the signal; the main thread does."""
+    assert python("""
+import signal, threading, time, os, numpy as np, attnc
+x = np.ones((1, 4, 3000, 64), np.float32)
+found = []
+thread = threading.Thread(target=lambda: found.append(attnc.attention(x, x, x)))
+thread.start()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+except KeyboardInterrupt:
+    thread.join()
+    print(len(found), found[0].shape)
+""") == "1 (1, 4, 3000, 64)"
+
+
+# Processes. GNU OpenMP's threads do not survive a fork: a child that used them would wait for ever.
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+def compute(seed=0):
+    query, key, value = inputs(np.random.default_rng(seed), (2,), 4, 2, 100, 300, 16)
+    return attnc.attention(query, key, value, num_threads=2), attnc.softmax(np.ones((400, 900), np.float32), num_threads=2)
+
+
+@needs_fork
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("child_computes", [True, False])
+def test_fork_after_use(child_computes):
+    """The child gives the same bits (alone, without threads); the parent goes on with its threads."""
+    wanted = compute()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            got = compute() if child_computes else wanted
+            status = 0 if all(a.tobytes() == b.tobytes() for a, b in zip(got, wanted, strict=True)) else 2
+            status = status or (3 if child_computes and attnc.get_num_threads() != 1 else 0)
+        finally:
+            os._exit(status)
+    assert waited(child) == 0
+    for a, b in zip(compute(), wanted, strict=True):
+        assert_same_bits(a, b)
+
+
+def waited(child, seconds=20):
+    """The exit status of a child process, which is ended if it hangs."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hangs"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("method", [m for m in ("fork", "spawn", "forkserver") if m in multiprocessing.get_all_start_methods()])
+def test_multiprocessing(method, monkeypatch):
+    monkeypatch.setattr(sys, "path", [os.path.dirname(__file__), *sys.path])
+    wanted = compute()
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        for got in pool.map_async(compute, [0, 0, 0]).get(60):
+            for a, b in zip(got, wanted, strict=True):
+                assert_same_bits(a, b)

@@ -1,0 +1,240 @@
+"""Threads: how many a call takes, calls at the same time, and nothing of the process changed by them."""
+
+import ctypes
+import os
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from checking import assert_same_bits, inputs, plans
+
+import attnc
+from attnc import _isa
+
+
+@pytest.fixture(autouse=True)
+def default():
+    """The default as it was, after each test."""
+    yield
+    attnc.set_num_threads(None)
+
+
+@pytest.fixture
+def arrays(seed):
+    return inputs(np.random.default_rng(seed), (2,), 4, 2, 100, 300, 16)
+
+
+def taken(arrays, **options):
+    with plans() as plan:
+        attnc.attention(*arrays, **options)
+    return plan[-1]["threads"]
+
+
+def test_the_argument_the_context_the_default(arrays):
+    attnc.set_num_threads(3)
+    assert attnc.get_num_threads() == 3 == taken(arrays)
+    with attnc.threads(2):
+        assert taken(arrays) == 2
+        assert taken(arrays, num_threads=5) == 5
+        with attnc.threads(1):
+            assert taken(arrays) == 1
+        assert taken(arrays) == 2
+    assert taken(arrays) == 3
+    with pytest.raises(KeyError), attnc.threads(1):
+        raise KeyError
+    assert attnc.get_num_threads() == 3
+    attnc.set_num_threads(None)
+    assert 1 <= attnc.get_num_threads() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 4097, 10**30])
+def test_numbers_out_of_range(wrong, arrays):
+    for call in (attnc.set_num_threads, lambda n: attnc.attention(*arrays, num_threads=n), lambda n: attnc.threads(n).__enter__(),
+                 lambda n: attnc.softmax(arrays[0], num_threads=n)):
+        with pytest.raises(ValueError, match="num_threads must be an integer from 1 to 4096"):
+            call(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["2", 2.5, True, [2]])
+def test_no_numbers(wrong, arrays):
+    for call in (attnc.set_num_threads, lambda n: attnc.attention(*arrays, num_threads=n)):
+        with pytest.raises(TypeError, match="num_threads"):
+            call(wrong)
+
+
+def test_the_environment(python):
+    code = "import attnc; print(attnc.get_num_threads())"
+    assert python(code, ATTNC_NUM_THREADS="3") == "3"
+    assert python(code, OMP_NUM_THREADS="1") == "1"
+    assert python(code, OMP_NUM_THREADS="1", ATTNC_NUM_THREADS="2") == "2"
+    assert python(code, ATTNC_NUM_THREADS="") == python(code)
+    for wrong in ("0", "many", "-2", "2.5"):
+        said = python("try: import attnc\nexcept ImportError as error: print(error)", ATTNC_NUM_THREADS=wrong)
+        assert "ATTNC_NUM_THREADS" in said and repr(wrong) in said
+
+
+def test_affinity_is_a_limit(python):
+    code = "import os, attnc; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(attnc.get_num_threads())"
+    assert python(code) == "1"
+
+
+def test_threadpoolctl_is_a_limit(arrays):
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    with threadpoolctl.threadpool_limits(1):
+        assert attnc.get_num_threads() == 1 == taken(arrays)
+    assert attnc.get_num_threads() >= 1
+
+
+def openmp():
+    if not _isa.kernels.openmp():
+        pytest.skip("built without OpenMP")
+    return ctypes.CDLL("libgomp.so.1") if os.path.exists("/proc/self/maps") and "libgomp" in open_maps() else pytest.skip("no libgomp")
+
+
+def open_maps():
+    with open("/proc/self/maps") as maps:
+        return maps.read()
+
+
+def test_the_number_of_openmp_stays(arrays):
+    """Other OpenMP code of the process runs with its own number of threads."""
+    library = openmp()
+    before = library.omp_get_max_threads()
+    for threads in (1, 7, 2):
+        attnc.attention(*arrays, num_threads=threads)
+        assert library.omp_get_max_threads() == before
+    with pytest.raises(ValueError):
+        attnc.attention(*arrays, num_threads=0)
+    attnc.set_num_threads(5)
+    attnc.softmax(np.ones((300, 1000)))
+    assert library.omp_get_max_threads() == before
+
+
+def test_calls_at_the_same_time(isa, arrays):
+    """Eight threads of Python, each with its own calls: every result has the bits it has alone."""
+    big = inputs(np.random.default_rng(1), (1,), 4, 4, 150, 700, 32)
+    calls = [lambda: attnc.attention(*arrays, causal=True, want=("lse", "weights")), lambda: attnc.attention(*big),
+             lambda: attnc.attention(big[0][:, :, :1], *big[1:]), lambda: attnc.softmax(big[0] * 9),
+             lambda: attnc.attention_scores(*arrays[:2]), lambda: attnc.attention(*big, num_threads=3)]
+    wanted = [call() for call in calls]
+    start = threading.Barrier(8)
+
+    def work(n):
+        start.wait()
+        for i in range(40):
+            k = (n + i) % len(calls)
+            assert_same_bits(calls[k](), wanted[k])
+        return n
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(8), timeout=120)) == list(range(8))
+    assert attnc.get_num_threads() == taken(arrays), "the count of threads at work is back to nothing"
+
+
+def test_threads_come_and_go(arrays):
+    """Threads of Python that end take nothing of the pool with them."""
+    wanted = attnc.attention(*arrays)
+    for _ in range(30):
+        found = []
+        thread = threading.Thread(target=lambda found=found: found.append(attnc.attention(*arrays, num_threads=2)))
+        thread.start()
+        thread.join(20)
+        assert_same_bits(found[0], wanted)
+
+
+def test_small_stacks(python):
+    """Threads with 256 KiB of stack are enough: big arrays lie in scratch memory."""
+    code = """
+import threading, numpy as np, attnc
+threading.stack_size(256 * 1024)
+x = np.random.default_rng(0).standard_normal((2, 4, 130, 300)).astype(np.float32)
+found = []
+def work():
+    for n in (1, 2):
+        found.append(attnc.attention(x, x, x, causal=True, want=("lse", "weights"), num_threads=n))
+    found.append(attnc.softmax(x.reshape(-1), num_threads=2))
+thread = threading.Thread(target=work)
+thread.start(); thread.join()
+print(len(found))
+"""
+    assert python(code, OMP_STACKSIZE="256K") == "3"
+
+
+# The floating-point state of the caller
+
+FE_INVALID, FE_DIVBYZERO, FE_OVERFLOW, FE_UNDERFLOW, FE_INEXACT = 1, 4, 8, 16, 32
+
+
+def test_no_flag_is_left_and_no_warning_given(isa):
+    """Masked places, -inf, underflow and lanes behind the end of a row are computed on, and must not show."""
+    libm = ctypes.CDLL("libm.so.6")
+    everything = FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW | FE_UNDERFLOW | FE_INEXACT
+    random = np.random.default_rng(0)
+    for q_len, kv_len, dim in ((1, 1, 1), (3, 33, 5), (7, 40, 40), (70, 65, 16), (2, 3000, 8)):
+        query, key, value = inputs(random, (1,), 2, 2, q_len, kv_len, dim)
+        bias = np.where(random.random((q_len, kv_len)) < 0.5, -np.inf, -200 * random.random((q_len, kv_len)))
+        large = np.sign(value) * np.float32(3e38)
+        with warnings.catch_warnings(), np.errstate(all="raise"):
+            warnings.simplefilter("error")
+            libm.feclearexcept(everything)
+            attnc.attention(query, key, value, bias=bias, causal=True, want=("lse", "weights"), num_threads=1)
+            attnc.attention(query, key, large, softcap=0.1)
+            attnc.softmax(np.full((3, 3), -np.inf))
+            attnc.log_softmax(query * np.float32(1e20))
+            assert libm.fetestexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW | FE_UNDERFLOW) == 0
+
+
+FLUSH = """
+#include <xmmintrin.h>
+unsigned get(void) { return _mm_getcsr(); }
+void set(unsigned x) { _mm_setcsr(x); }
+"""
+
+
+@pytest.fixture(scope="module")
+def control_word(tmp_path_factory):
+    """Functions that read and write the control word of this thread, from a small C library."""
+    import platform
+    import shutil
+    import subprocess
+
+    if platform.machine() != "x86_64" or shutil.which("cc") is None:
+        pytest.skip("needs x86-64 and a C compiler to set the control word")
+    folder = tmp_path_factory.mktemp("control")
+    (folder / "word.c").write_text(FLUSH)
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", folder / "word.so", folder / "word.c"], check=True)
+    library = ctypes.CDLL(str(folder / "word.so"))
+    library.get.restype = ctypes.c_uint
+    library.set.argtypes = [ctypes.c_uint]
+    return library
+
+
+FTZ_DAZ, ROUND_UP, ROUND_TO_ZERO = 0x8040, 0x4000, 0x6000
+INEXACT = 0x20    # raised by any division in Python, such as that of the default scale
+
+
+@pytest.mark.parametrize("word", [FTZ_DAZ, ROUND_UP, ROUND_TO_ZERO, FTZ_DAZ | ROUND_TO_ZERO], ids=hex)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_callers_control_word_changes_no_bit_and_stays(isa, control_word, word, threads):
+    random = np.random.default_rng(0)
+    query, key, value = inputs(random, (1,), 4, 2, 80, 300, 16)
+    value, steep = value * np.float32(1e-40), query * 30
+    calls = (lambda: attnc.attention(query, key, value, want=("lse", "weights"), num_threads=threads),
+             lambda: attnc.attention(query[:, :, :1], key, value, num_threads=threads),
+             lambda: attnc.softmax(steep, num_threads=threads),
+             lambda: attnc.weighted_sum(query[..., :5], value[:, :, :5], num_threads=threads))
+    wanted = [call() for call in calls]
+    assert wanted[0].output.any()
+    before = control_word.get()
+    try:
+        for call, right in zip(calls, wanted, strict=True):
+            control_word.set(0x1F80 | word)
+            got = call()
+            after = control_word.get()
+            control_word.set(before)
+            assert after & ~INEXACT == 0x1F80 | word, "control word and flags as they were"
+            assert_same_bits(got, right)
+    finally:
+        control_word.set(before)
