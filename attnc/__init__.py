@@ -6,17 +6,22 @@ from .config import show_config
 from .masks import alibi_slopes
 from .results import AttentionResult
 from .softmax import log_softmax, softmax
+from .states import AttentionState, merge_states
 from .threads import get_num_threads, set_num_threads, threads
+from .varlen import attention_varlen
 
 __all__ = [
     "AttentionResult",
+    "AttentionState",
     "alibi_slopes",
     "attention",
     "attention_scores",
+    "attention_varlen",
     "attention_weights",
     "get_num_threads",
     "isa",
     "log_softmax",
+    "merge_states",
     "set_num_threads",
     "show_config",
     "softmax",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import _call
-from ._checks import attention_args, weighted_sum_args
+from ._checks import attention_args, check_lse, weighted_sum_args
 from .results import AttentionResult
 
 
@@ -155,32 +155,46 @@ q_lengths, kv_lengths, layout, num_threads
 
 def attention_weights(query, key, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
                       scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
-                      q_lengths=None, kv_lengths=None, layout="bhnd", num_threads=None) -> np.ndarray:
+                      q_lengths=None, kv_lengths=None, layout="bhnd", lse=None, num_threads=None) -> np.ndarray:
     """The weights of `attention` for every row and key: each key's share of the row.
 
-    Parameters are those of `attention`, without a value.
+    Parameters
+    ----------
+    query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
+    key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
+    mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
+q_lengths, kv_lengths, layout, num_threads
+        As in `attention`.
+    lse : float array (..., q_heads, q_len) or (q_len,), optional
+        The lse of each row over more keys than these, from ``attention(..., want="lse")``, `merge_states` or
+        `AttentionState`: gives these keys their exact weights among all, ``exp(score - lse)``. It holds the sinks.
 
     Returns
     -------
     array (..., q_heads, q_len, kv_len) or (q_len, kv_len)
         In the promoted dtype of query and key. Rows sum to 1, or to less with sinks, or to 0 if they see no key.
+        Under a given lse: to the share of these keys; a row whose lse is -inf has weights 0, one of NaN has NaN.
 
     Raises
     ------
     TypeError, ValueError
-        For a wrong dtype or a wrong shape or value, naming the argument.
+        For a wrong dtype or a wrong shape or value, naming the argument; `sinks` together with `lse`.
 
     Examples
     --------
     >>> attention_weights([[1., 0.]], [[1., 0.], [1., 0.]])
     array([[0.5, 0.5]])
+    >>> import numpy as np
+    >>> attention_weights([[1., 0.]], [[1., 0.]], lse=[np.log(4.) + np.sqrt(0.5)])  # one of four such keys
+    array([[0.25]])
     """
     a = attention_args(
         query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
         scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
         k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads)
+    given = None if lse is None else check_lse(lse, a)
     weights = np.empty(a.weights_shape, a.dtype)
-    _call.run(_call.ATTEND, a, weights=weights)
+    _call.run(_call.ATTEND if given is None else _call.WEIGHTS, a, lse=given, weights=weights)
     return weights
 
 

@@ -1,16 +1,23 @@
 """Every error about an argument is raised here: the fast functions and their reference twins share these checks."""
 
 from .attention import Args, attention_args
+from .options import check_lse
 from .scalars import check_num_threads, integer
 from .stages import SoftmaxArgs, WeightedSumArgs, softmax_args, weighted_sum_args
+from .states import states_args
+from .varlen import VarlenArgs, varlen_args
 
 __all__ = [
     "Args",
     "SoftmaxArgs",
+    "VarlenArgs",
     "WeightedSumArgs",
     "attention_args",
+    "check_lse",
     "check_num_threads",
     "integer",
     "softmax_args",
+    "states_args",
+    "varlen_args",
     "weighted_sum_args",
 ]

@@ -59,10 +59,11 @@ def check_segments(q_segments, k_segments, a) -> tuple[np.ndarray, np.ndarray]:
     return q_segments, k_segments
 
 
-def check_alibi_slopes(slopes, a) -> np.ndarray:
-    """One slope per query head, of each batch element if it has the batch axes."""
+def check_alibi_slopes(slopes, a, batch: tuple | None = None) -> np.ndarray:
+    """One slope per query head, of each batch element (by default those of the arguments) if it has the batch axes."""
     slopes = _logits("alibi_slopes", slopes, a)
-    check_fits("alibi_slopes", slopes.shape, (*a.batch, a.q_heads), "(q_heads,) or (batch..., q_heads)", exact=1)
+    batch = a.batch if batch is None else batch
+    check_fits("alibi_slopes", slopes.shape, (*batch, a.q_heads), "(q_heads,) or (batch..., q_heads)", exact=1)
     return slopes
 
 
@@ -71,6 +72,18 @@ def check_sinks(sinks, a) -> np.ndarray:
     sinks = _logits("sinks", sinks, a)
     check_fits("sinks", sinks.shape, (a.q_heads,), "(q_heads,)", exact=1)
     return sinks
+
+
+def check_lse(lse, a) -> np.ndarray:
+    """The given lse of each row, contiguous in the accumulation dtype; -inf for rows of padding: they see nothing."""
+    if a.sinks is not None:
+        raise ValueError("sinks were given with lse; wanted one of them: the lse of a row holds its sink already")
+    lse = saturated(float_array("lse", lse), a.acc)
+    axes = "(q_len,)" if a.two_d else "(batch..., q_heads, q_len)"
+    check_fits("lse", lse.shape, a.lse_shape, axes, exact=len(a.lse_shape))
+    if a.q_lengths is not None:
+        lse = np.where(np.arange(a.q_len) < a.q_lengths[..., None, None], lse, a.acc.type(-np.inf)).reshape(lse.shape)
+    return np.ascontiguousarray(lse)
 
 
 def _score_axes(a) -> tuple[tuple, str]:

@@ -8,13 +8,17 @@ from ..masks import alibi_slopes
 from ._attention import attention, attention_weights, weighted_sum
 from ._scores import attention_scores
 from ._softmax import log_softmax, softmax
+from ._states import merge_states
+from ._varlen import attention_varlen
 
 __all__ = [
     "alibi_slopes",
     "attention",
     "attention_scores",
+    "attention_varlen",
     "attention_weights",
     "log_softmax",
+    "merge_states",
     "softmax",
     "weighted_sum",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import masks
-from .._checks import Args, WeightedSumArgs, attention_args, weighted_sum_args
+from .._checks import Args, WeightedSumArgs, attention_args, check_lse, weighted_sum_args
 from ..results import AttentionResult
 from ._scores import masked_scores, per_query_head
 from ._softmax import softmax_of_scores
@@ -95,20 +95,29 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
 
 def attention_weights(query, key, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
                       scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
-                      q_lengths=None, kv_lengths=None, layout="bhnd", num_threads=None) -> np.ndarray:
+                      q_lengths=None, kv_lengths=None, layout="bhnd", lse=None, num_threads=None) -> np.ndarray:
     """The weights of `attention`, for every row and key: the definition of `attnc.attention_weights`.
 
-    Parameters are those of `attention`, without a value.
+    Parameters
+    ----------
+    query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
+    key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
+    mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
+q_lengths, kv_lengths, layout, num_threads
+        As in `attention`.
+    lse : float array (..., q_heads, q_len) or (q_len,), optional
+        The lse of each row over more keys than these: the weights are ``exp(score - lse)``. It holds the sinks.
 
     Returns
     -------
     array (..., q_heads, q_len, kv_len) or (q_len, kv_len)
         In the promoted dtype of query and key. Rows sum to 1, or to less with sinks, or to 0 if they see no key.
+        Under a given lse: to the share of these keys; a row whose lse is -inf has weights 0, one of NaN has NaN.
 
     Raises
     ------
     TypeError, ValueError
-        For a wrong dtype or a wrong shape or value, naming the argument.
+        For a wrong dtype or a wrong shape or value, naming the argument; `sinks` together with `lse`.
 
     Examples
     --------
@@ -120,7 +129,8 @@ def attention_weights(query, key, *, mask=None, key_mask=None, bias=None, causal
         scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
         k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads)
     with np.errstate(all="ignore"):
-        return run(a)["weights"].astype(a.dtype)
+        weights = run(a)["weights"] if lse is None else weights_under(check_lse(lse, a), a)
+        return weights.astype(a.dtype)
 
 
 def weighted_sum(weights, value, *, out=None, num_threads=None) -> np.ndarray:
@@ -174,6 +184,13 @@ def run(a: Args) -> dict[str, np.ndarray]:
         output = _sum_of_values(weights, allowed, a)
         found["output"] = (output.swapaxes(-2, -3) if a.layout == "bnhd" else output).reshape(a.out_shape)
     return found
+
+
+def weights_under(lse: np.ndarray, a: Args) -> np.ndarray:
+    """Weights of keys that are part of what a row sees, whose lse is given; in the dtype ``a.acc``."""
+    allowed, lse = masks.allowed(a), lse.reshape(*a.batch, a.q_heads, a.q_len, 1)
+    weights = np.where(allowed & (lse != -np.inf), np.exp(masked_scores(a, allowed) - lse), 0)
+    return np.where(np.isnan(lse), lse, weights).reshape(a.weights_shape)
 
 
 def _sum_of_values(weights: np.ndarray, seen: np.ndarray, a: Args | WeightedSumArgs) -> np.ndarray:

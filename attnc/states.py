@@ -1,0 +1,206 @@
+"""Attention over keys that come in parts: merging what was found over each, and a state that takes them one by one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from . import _call
+from ._checks import attention_args, states_args
+from ._checks.arrays import accumulator, as_array, float_array, promoted
+from .results import AttentionResult
+
+
+def merge_states(states, *, layout="bhnd") -> tuple[np.ndarray, np.ndarray]:
+    """Output and lse of attention over all keys, from those of attention over parts of them.
+
+    Parameters
+    ----------
+    states : sequence of (output, lse)
+        Outputs (..., length, dim), all of one shape, with their lse (..., length), each over keys of its own; from
+        ``attention(..., want="lse")``. Sinks may have been in one of them. Half precision is widened.
+    layout : {"bhnd", "bnhd"}
+        Order of the last axes of the outputs: heads before length or after it, as for `attention` and
+        `attention_varlen`.
+
+    Returns
+    -------
+    tuple (output, lse)
+        In float64 if an array is float64, else in float32, so that merging what was merged loses nothing: the order of
+        merging changes the result by rounding only. A row with lse -inf adds nothing; if all are, it gives 0 and -inf.
+        NaN stays in its row.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or shape, naming the state.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> merge_states([([[1.]], [0.]), ([[5.]], [np.log(3.)])])  # one key of value 1, three of value 5
+    (array([[4.]]), array([1.38629436]))
+    """
+    outputs, lses, acc = states_args(states, layout)
+    output, lse = _merged(outputs, lses, acc)
+    return np.ascontiguousarray(output.swapaxes(-2, -3) if layout == "bnhd" else output), lse.astype(acc)
+
+
+def _merged(outputs: list, lses: list, acc: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """The output in `acc` and, since it is small and its errors add up, the lse in float64."""
+    lses = [lse.astype(np.float64) for lse in lses]
+    largest = lses[0]
+    for lse in lses[1:]:
+        largest = np.maximum(largest, lse)
+    with np.errstate(all="ignore"):
+        shift = np.where(largest == -np.inf, 0, largest)
+        total = sum(np.exp(lse - shift) for lse in lses)
+        lse_of_all = shift + np.log(total)
+        known = np.where(total == 0, 0, lse_of_all)
+        output, product = np.zeros(outputs[0].shape, acc), np.empty(outputs[0].shape, acc)
+        for part, lse in zip(outputs, lses, strict=True):
+            share = np.exp(lse - known).astype(acc)[..., None]
+            np.multiply(part.astype(acc, copy=False), share, out=product)
+            output += _without_empty(product, lse)
+    return output, lse_of_all
+
+
+def _without_empty(product: np.ndarray, lse: np.ndarray) -> np.ndarray:
+    """Zeros for rows that saw no key, whose output may be anything."""
+    empty = lse == -np.inf
+    if empty.any():
+        product[empty] = 0
+    return product
+
+
+class AttentionState:
+    """Attention of a query over keys and values that come in chunks, each dropped once it was taken in.
+
+    Key ``j`` of a chunk stands at the number of keys seen before, plus ``j``. The result is that of `attention` over
+    all keys in one piece, to rounding; memory is needed for the query, the output and one chunk.
+
+    Parameters
+    ----------
+    query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
+        As in `attention`; copied.
+    q_offset : int or int array (batch...), optional
+        Position of the first row among all keys. `causal`, `window` and `alibi_slopes` need it: where the last row
+        stands is not known before the last chunk.
+    sinks : float array (q_heads,), optional
+        As in `attention`; they enter once, whatever the number of chunks.
+    causal, window, scale, softcap, alibi_slopes, layout, num_threads
+        As in `attention`. Arrays over the batch fit the leading axes of the query.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument; for a missing `q_offset`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> query, key, value = np.ones((1, 2)), np.zeros((3, 2)), np.array([[1.], [2.], [6.]])
+    >>> state = AttentionState(query)
+    >>> for start in range(3):
+    ...     state.update(key[start:start + 1], value[start:start + 1])
+    >>> state.result().output
+    array([[3.]])
+    """
+
+    def __init__(self, query, *, q_offset=None, sinks=None, causal=False, window=None, scale=None, softcap=None,
+                 alibi_slopes=None, layout="bhnd", num_threads=None):
+        options = dict(sinks=sinks, causal=causal, window=window, scale=scale, softcap=softcap,
+                       alibi_slopes=alibi_slopes, layout=layout, num_threads=num_threads)
+        query = float_array("query", query)
+        no_keys = query[..., :0, :, :] if layout == "bnhd" else query[..., :0, :]
+        a = attention_args(query, no_keys, None, q_offset=q_offset, **options)
+        if q_offset is None and (a.causal or a.window is not None or a.alibi_slopes is not None):
+            raise ValueError("q_offset is None; wanted the position of the first query row among all keys, which "
+                             "causal, window and alibi_slopes need: the number of keys is not known yet")
+        for name in ("sinks", "alibi_slopes"):
+            if options[name] is not None:
+                options[name] = np.array(options[name])
+        self._options = options
+        self._q_offset = None if a.q_offset is None else np.array(a.q_offset)
+        self._query = query.astype(a.acc)  # wide: what a chunk gives is rounded to half precision only at the end
+        self._seen = _Seen(query.dtype, 0)
+
+    @property
+    def kv_len(self) -> int:
+        """Keys seen so far."""
+        return self._seen.kv_len
+
+    def update(self, key_chunk, value_chunk, *, mask=None, key_mask=None, bias=None) -> None:
+        """Take in the next keys and values.
+
+        Parameters
+        ----------
+        key_chunk, value_chunk : array
+            Like key and value of `attention`, of any length; batch axes, heads and value_dim as in the first chunk.
+        mask, key_mask, bias : array, optional
+            As in `attention`, over the keys of this chunk.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong dtype or a wrong shape, naming the argument. The state is then as it was.
+        """
+        seen = self._seen
+        offset = None if self._q_offset is None else self._q_offset - seen.kv_len
+        a = attention_args(self._query, key_chunk, as_array("value", value_chunk), mask=mask, key_mask=key_mask,
+                           bias=bias, q_offset=offset, **self._options)
+        sizes = {"batch": a.batch, "kv_heads": a.kv_heads, "value_dim": a.value_dim}
+        if seen.sizes:
+            _check_sizes(sizes, seen.sizes)
+            a.sinks = None  # in the lse since the first chunk
+        output = np.empty((*a.batch, a.q_heads, a.q_len, a.value_dim), a.dtype)
+        lse = np.empty(output.shape[:-1], a.acc)
+        _call.run(_call.ATTEND, a, value=a.value, out=output, lse=lse)
+        if seen.sizes:
+            acc = promoted(seen.output.dtype, output.dtype)
+            output, lse = _merged([seen.output, output], [seen.lse, lse], acc)
+        dtype = promoted(seen.dtype, a.key.dtype, a.value.dtype)
+        self._seen = _Seen(dtype, seen.kv_len + a.kv_len, sizes, output, lse)
+
+    def result(self) -> AttentionResult:
+        """Output and lse of attention over all keys seen so far; more chunks may follow.
+
+        Returns
+        -------
+        AttentionResult
+            ``output`` in the promoted dtype of the query and all chunks, ``lse`` in the accumulation dtype.
+
+        Raises
+        ------
+        ValueError
+            Before the first chunk, which says how many value columns there are; one of no keys will do.
+        """
+        seen = self._seen
+        if not seen.sizes:
+            raise ValueError("no chunk was given; wanted an update before the result, for the shape of the output")
+        output, lse = seen.output, seen.lse.astype(accumulator(seen.dtype))
+        if self._options["layout"] == "bnhd":
+            output = output.swapaxes(-2, -3)
+        if self._query.ndim == 2:
+            output, lse = output[0], lse[0]
+        with np.errstate(all="ignore"):
+            return AttentionResult(output.astype(seen.dtype, order="C"), lse=lse)
+
+
+class _Seen(NamedTuple):
+    """What is known after some chunks; `output` and `lse` are (batch..., q_heads, q_len[, value_dim])."""
+
+    dtype: np.dtype
+    kv_len: int
+    sizes: dict | None = None
+    output: np.ndarray | None = None
+    lse: np.ndarray | None = None
+
+
+def _check_sizes(sizes: dict, first: dict) -> None:
+    """Raise unless a chunk fits the first one."""
+    for name, size in sizes.items():
+        if size != first[name]:
+            argument = "value_chunk" if name == "value_dim" else "key_chunk"
+            raise ValueError(f"{argument} has {name} {size}; wanted {first[name]}, as in the first chunk")
