@@ -1,0 +1,146 @@
+"""The public surface: twins with the same signature, light imports, who may import whom, examples that run."""
+
+import ast
+import doctest
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc import reference
+
+FOLDER = Path(attnc.__file__).parent
+MODULES = sorted(path for path in FOLDER.rglob("*.py"))
+WITHOUT_TWIN = {"get_num_threads", "isa", "set_num_threads", "show_config", "threads"}   # about the machine, not about numbers
+TWINS = sorted(name for name in attnc.__all__ if inspect.isfunction(getattr(attnc, name)) and name not in WITHOUT_TWIN)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_every_function_has_a_twin_with_its_signature(name):
+    fast, twin = inspect.signature(getattr(attnc, name)), inspect.signature(getattr(reference, name))
+    assert list(fast.parameters.values()) == list(twin.parameters.values())
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_off_is_none_or_false(name):
+    for parameter in inspect.signature(getattr(attnc, name)).parameters.values():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            off = (None, False, ()) if parameter.name not in ("layout", "stage") else ("bhnd", "masked")
+            assert parameter.default in off or parameter.default is inspect.Parameter.empty, parameter
+
+
+def test_the_lists_of_names_are_true():
+    for module in (attnc, reference):
+        assert module.__all__ == sorted(module.__all__) and all(hasattr(module, name) for name in module.__all__)
+    assert set(reference.__all__) <= set(attnc.__all__)
+    assert {"attention", "attention_scores", "attention_weights", "softmax", "log_softmax", "weighted_sum"} <= set(TWINS)
+
+
+@pytest.mark.parametrize("name", sorted(attnc.__all__))
+def test_public_functions_are_documented_with_an_example(name):
+    text = inspect.getdoc(getattr(attnc, name))
+    assert text and ">>>" in text and len(text.splitlines()[0]) <= 120
+
+
+def test_version():
+    assert attnc.__version__ and attnc.show_config()["version"] == attnc.__version__
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = attnc.nothing
+
+
+# Importing
+
+HEAVY = ("torch", "scipy", "onnx", "onnxruntime", "matplotlib", "tqdm", "ml_dtypes", "threadpoolctl", "importlib.metadata")
+
+
+def test_importing_takes_numpy_alone(python, capsys):
+    said = python(f"""
+import sys, time
+import numpy
+began, before = time.perf_counter(), set(sys.modules)
+import attnc
+took = time.perf_counter() - began
+new = sorted(set(sys.modules) - before)
+print([name for name in {HEAVY!r} if name in new], round(1000 * took, 1))
+""")
+    loaded, _, took = said.rpartition(" ")
+    with capsys.disabled():
+        print(f" [importing attnc after numpy: {took} ms]", end="")
+    assert loaded == "[]"
+
+
+def test_importing_changes_nothing(python):
+    """No random state, error state, warning filter, signal handler or environment variable is touched."""
+    assert python("""
+import os, signal, warnings, numpy as np
+def state():
+    return (np.random.get_state()[1].tolist(), np.geterr(), list(warnings.filters), signal.getsignal(signal.SIGINT), dict(os.environ))
+before = state()
+import attnc
+attnc.softmax(np.ones(3))
+print(state() == before)
+""") == "True"
+
+
+# Who may import whom: what a module knows of the others. A module not named here is a fast function.
+
+FAST = {"_call", "_checks", "_isa", "attention", "masks", "results", "threads"}
+MAY_IMPORT = {
+    "_checks": {"_checks"},
+    "masks": {"_checks"},
+    "results": set(),
+    "reference": {"_checks", "masks", "reference", "results"},
+    "_isa": {"_cpu"},
+    "threads": {"_checks", "_isa"},
+    "_call": {"_isa", "threads"},
+    "config": {"_cpu", "_isa", "threads"},
+    "testing": {"_checks", "masks", "reference", "results"},
+    "datasets": set(),
+}
+TOP = {"__init__", "__main__", "bench", "integrations"}     # may import anything; nobody imports them
+
+
+def imports(path):
+    """The modules that a file imports, as (dotted name, whether at its top level)."""
+    package = ("attnc", *path.relative_to(FOLDER).parts[:-1])
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        outer = node in tree.body
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, outer) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [*package[:len(package) - node.level + 1]] if node.level else []
+            base += node.module.split(".") if node.module else []
+            yield from ((".".join([*base, alias.name] if len(base) == 1 and node.level else base), outer) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_who_imports_whom(path):
+    own = path.relative_to(FOLDER).parts[0].removesuffix(".py")
+    for name, outer in imports(path):
+        first, *rest = name.split(".")
+        if first == "attnc" and rest and own not in TOP:
+            assert rest[0] in MAY_IMPORT.get(own, FAST), f"{own} imports {name}"
+        elif first != "attnc" and outer and own not in ("bench", "integrations"):
+            assert first in sys.stdlib_module_names or first == "numpy", f"{own} imports {name} at its top"
+
+
+def test_the_walk_of_imports_sees_what_is_there():
+    assert {"attnc._call", "attnc._checks", "attnc.results", "numpy"} <= {name for name, _ in imports(FOLDER / "attention.py")}
+    assert "attnc.masks" in {name for name, _ in imports(FOLDER / "reference" / "_scores.py")}
+
+
+# Examples
+
+@pytest.mark.parametrize("path", [path for path in MODULES if ">>>" in path.read_text()],
+                         ids=lambda path: str(path.relative_to(FOLDER)))
+def test_examples(path, isa):
+    parts = path.relative_to(FOLDER.parent).with_suffix("").parts
+    module = importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    with np.printoptions(legacy=False):
+        result = doctest.testmod(module, extraglobs={"np": np})
+    assert result.attempted > 0 and result.failed == 0
