@@ -48,8 +48,9 @@ cdef extern from "tiles.h" nogil:
         double scale, softcap, c, unit
         int plain, flip, given_lse, arrays
         Py_ssize_t rows, block_q, block_k, q_blocks, k_blocks, value_stride, split_k, splits
-        int whole, shared, keep
-        Py_ssize_t pack_k, pack_bytes, scratch_bytes, state_bytes
+        int whole, shared
+        Py_ssize_t keep
+        Py_ssize_t width, pack_bytes, scratch_bytes, state_bytes
         int n_threads, stop
 
     ctypedef struct Range:
@@ -64,13 +65,20 @@ cdef extern from "tiles.h" nogil:
         Py_ssize_t* n_apart
         int* apart
 
+    ctypedef struct Row:
+        Py_ssize_t start, stop, position, head
+
     ctypedef struct Task:
         Py_ssize_t batch, kv_head, first, rows, block_start, block_stop
         Lengths lengths
-        Range* range
+        Row* row
         const char* query
         const char* key
         const char* value
+        char* out
+        char* lse
+        char* weights
+        char* scores
         const char* mask
         const char* key_mask
         const char* bias
@@ -111,7 +119,8 @@ cdef extern from "tiles.h" nogil:
         void (*mask)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*softmax)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*values)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t, Packed) noexcept nogil
-        void (*finish)(const Params*, Task*) noexcept nogil
+        void (*finish)(const Params*, Task*, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*prefetch_weights)(const Params*, const Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*store_kept)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*store_weights)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*store_scores)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil

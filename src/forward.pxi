@@ -52,7 +52,7 @@ cdef void one(Work* w, Step step, Py_ssize_t i, int thread) noexcept nogil:
     if w.p.stop:
         return
     state = fp_enter()
-    lay_out(w, w.scratch + thread * w.p.scratch_bytes, &task, w.p.block_q // GROUP_ROWS * w.p.k_blocks if w.p.keep else 1)
+    lay_out(w, w.scratch + thread * w.p.scratch_bytes, &task)
     step(w, i, &task, thread)
     fp_leave(state)
     poll(w, thread)
@@ -81,19 +81,28 @@ cdef void open_head(Work* w, Task* t, Py_ssize_t head) noexcept nogil:
 cdef void open_task(Work* w, Task* t, Py_ssize_t head, Py_ssize_t block, Py_ssize_t split) noexcept nogil:
     """Rows of query block `block` of kv head `head`, their visible keys, and the blocks of keys they need."""
     cdef Params* p = &w.p
-    cdef Py_ssize_t r, first = PTRDIFF_MAX, last = 0
+    cdef Py_ssize_t r, position, member, first = PTRDIFF_MAX, last = 0
     cdef Range keys
     open_head(w, t, head)
     t.first = block * p.block_q
     t.rows = least(p.block_q, p.rows - t.first)
+    position, member = t.first // p.group, t.first % p.group
+    keys = visible(p, t.lengths, position)
     for r in range(t.rows):
-        keys = visible(p, t.lengths, (t.first + r) // p.group)
-        t.range[r] = keys
+        t.row[r] = Row(keys.start, keys.stop, position, t.kv_head * p.group + member)
         if keys.start < keys.stop:
             first, last = least(first, keys.start), most(last, keys.stop)
+        member += 1
+        if member == p.group:
+            position, member = position + 1, 0
+            keys = visible(p, t.lengths, position)
     t.block_start = most(first // p.block_k, split * p.split_k)
     t.block_stop = least(ceil_div(last, p.block_k), (split + 1) * p.split_k)
     t.query = p.query.data + batch_offset(&p.query, &p.batch, t.batch)
+    t.out = p.out.data + batch_offset(&p.out, &p.batch, t.batch)
+    t.lse = p.lse.data + batch_offset(&p.lse, &p.batch, t.batch)
+    t.weights = p.weights.data + batch_offset(&p.weights, &p.batch, t.batch)
+    t.scores = p.scores.data + batch_offset(&p.scores, &p.batch, t.batch)
     t.mask = p.mask.data + batch_offset(&p.mask, &p.batch, t.batch)
     t.key_mask = p.key_mask.data + batch_offset(&p.key_mask, &p.batch, t.batch)
     t.bias = p.bias.data + batch_offset(&p.bias, &p.batch, t.batch)
@@ -118,40 +127,65 @@ cdef void pack_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
 
 
 cdef void attend(Work* w, Task* t, int thread) noexcept nogil:
-    """Attention of the task's rows over its blocks of keys: the algorithm, one line a step."""
-    cdef const Tile* tile = w.tile
+    """Attention of the task's rows over its blocks of keys; rows are closed as soon as they have seen their last one."""
     cdef Params* p = &w.p
-    cdef Py_ssize_t block, g, r, n
-    cdef int seen
+    cdef Py_ssize_t block, g, n, groups = ceil_div(t.rows, GROUP_ROWS)
+    cdef bint last
     cdef Packed kv
     cdef char* kept = <char*> t.s
-    tile.begin(p, t)
+    w.tile.begin(p, t)
     for block in range(t.block_start, t.block_stop):
         if p.stop:
             return
         kv = keys_of(w, t, block)
-        for g in range(ceil_div(t.rows, GROUP_ROWS)):
-            r = g * GROUP_ROWS
-            n = least(GROUP_ROWS, t.rows - r)
-            if w.mode == WEIGH:
-                tile.weigh(p, t, r, n, block, kv)
-                continue
-            seen = tile.classify(p, t, r, n, block)
-            if p.keep:
-                keep_part(w, t, kept, r, block)
-            if seen == SKIP:
-                continue
-            if p.whole and block == t.block_stop - 1:
-                prefetch_next_head(w, t, r, n)
-            tile.scores(p, t, r, n, kv)
-            if not p.plain:
-                tile.finish_scores(p, t, r, n, block)
-            if seen == PARTIAL:
-                tile.mask(p, t, r, n, block)
-            tile.softmax(p, t, r, n, block)
-            if p.value_dim:
-                tile.values(p, t, r, n, block, kv)
+        last = block == t.block_stop - 1
+        for g in range(groups):
+            n = least(GROUP_ROWS, t.rows - g * GROUP_ROWS)
+            if last and p.whole:
+                prefetch_next_head(w, t, g * GROUP_ROWS, n)
+            attend_group(w, t, g * GROUP_ROWS, n, block, kv, kept)
+            if last and p.splits == 1:
+                close_group(w, t, g * GROUP_ROWS, n, kept)
         poll(w, thread)
+    if t.block_start >= t.block_stop and p.splits == 1:         # these rows see no key
+        for g in range(groups):
+            close_group(w, t, g * GROUP_ROWS, least(GROUP_ROWS, t.rows - g * GROUP_ROWS), kept)
+
+
+cdef void attend_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, Py_ssize_t block, Packed kv, char* kept) noexcept nogil:
+    """The algorithm for up to six rows and one block of keys, one line a step."""
+    cdef const Tile* tile = w.tile
+    cdef Params* p = &w.p
+    cdef int seen
+    if w.mode == WEIGH:
+        tile.weigh(p, t, r, n, block, kv)
+        return
+    seen = tile.classify(p, t, r, n, block)
+    if p.keep:
+        keep_part(w, t, kept, r, block)
+    if seen == SKIP:
+        return
+    tile.scores(p, t, r, n, kv)
+    if not p.plain:
+        tile.finish_scores(p, t, r, n, block)
+    if seen == PARTIAL:
+        tile.mask(p, t, r, n, block)
+    tile.softmax(p, t, r, n, block)
+    if p.keep and p.k_blocks == 1:
+        tile.prefetch_weights(p, t, r, n, block)
+    if p.value_dim:
+        tile.values(p, t, r, n, block, kv)
+
+
+cdef void close_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, char* kept) noexcept nogil:
+    """Write what is wanted of rows that have seen all their keys."""
+    cdef Py_ssize_t k
+    if w.mode == WEIGH:                                   # given weights are not normalised
+        for k in range(r, r + n):
+            t.row_sum[k] = 1
+    w.tile.finish(&w.p, t, r, n)
+    if w.p.keep:
+        store_kept(w, t, r, n, kept)
 
 
 cdef void prefetch_next_head(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n) noexcept nogil:
@@ -172,46 +206,40 @@ cdef void prefetch_next_head(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n) noexc
                       p.head_dim * w.tile.real)
 
 
+cdef Py_ssize_t part(const Params* p, Py_ssize_t r, Py_ssize_t block) noexcept nogil:
+    """The number of the kept part of group and block; a single block needs one part for all groups in turn."""
+    return r // GROUP_ROWS * p.k_blocks + block if p.k_blocks > 1 else 0
+
+
 cdef void keep_part(Work* w, Task* t, char* kept, Py_ssize_t r, Py_ssize_t block) noexcept nogil:
     """Direct the scores of this group and block to their kept place, and note the columns they will cover."""
-    cdef Py_ssize_t i = r // GROUP_ROWS * w.p.k_blocks + block
-    t.s = kept + i * GROUP_ROWS * w.p.block_k * w.tile.real
+    cdef Py_ssize_t i = part(&w.p, r, block)
+    t.s = kept + i * GROUP_ROWS * w.p.width * w.tile.real
     t.kept_part[i] = Range(t.column, t.columns)
 
 
-cdef void store_kept(Work* w, Task* t, char* kept) noexcept nogil:
-    """Dense weights of the task's rows from the kept ones; blocks that were not visited are zeros."""
-    cdef Py_ssize_t block, g, r, i
-    for g in range(ceil_div(t.rows, GROUP_ROWS)):
-        r = g * GROUP_ROWS
-        for block in range(w.p.k_blocks):
-            i = g * w.p.k_blocks + block
-            t.s = kept + i * GROUP_ROWS * w.p.block_k * w.tile.real
-            t.column, t.columns = t.kept_part[i].start, t.kept_part[i].stop
-            if not t.block_start <= block < t.block_stop:
-                t.column, t.columns = 0, 0
-            w.tile.store_kept(&w.p, t, r, least(GROUP_ROWS, t.rows - r), block)
+cdef void store_kept(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, char* kept) noexcept nogil:
+    """Dense weights of a group from the kept ones; blocks that were not visited are zeros."""
+    cdef Py_ssize_t block, i
+    for block in range(w.p.k_blocks):
+        i = part(&w.p, r, block)
+        t.s = kept + i * GROUP_ROWS * w.p.width * w.tile.real
+        t.column, t.columns = t.kept_part[i].start, t.kept_part[i].stop
+        if not t.block_start <= block < t.block_stop:
+            t.column, t.columns = 0, 0
+        w.tile.store_kept(&w.p, t, r, n, block)
 
 
 cdef void attend_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
     """One query block against all its keys; the last block of a head comes first: causal ones are longest there."""
-    cdef char* kept = <char*> t.s
     open_task(w, t, w.first_head + i // w.p.q_blocks, w.p.q_blocks - 1 - i % w.p.q_blocks, 0)
     attend(w, t, thread)
-    if w.p.stop:
-        return
-    close_task(w, t)
-    if w.p.keep:
-        store_kept(w, t, kept)
+    keep_stats(w, t)
 
 
-cdef void close_task(Work* w, Task* t) noexcept nogil:
-    cdef Py_ssize_t r
-    if w.mode == WEIGH:                                   # given weights are not normalised
-        for r in range(t.rows):
-            t.row_sum[r] = 1
-    w.tile.finish(&w.p, t)
-    if w.mode == ATTEND and w.p.weights.data != NULL and not w.p.keep:
+cdef void keep_stats(Work* w, Task* t) noexcept nogil:
+    """Row maxima and sums, where the weights are to be computed again."""
+    if w.mode == ATTEND and w.p.weights.data != NULL and not w.p.keep and not w.p.stop:
         w.tile.save_row_stats(&w.p, t, w.stats)
 
 
@@ -230,7 +258,7 @@ cdef void split_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
 
 cdef void merge_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
     """Merge a head's states in key order; between rounds of splits the sum so far waits in the head's first state."""
-    cdef Py_ssize_t k, splits = least(w.round_splits, w.p.splits - w.first_split)
+    cdef Py_ssize_t g, k, splits = least(w.round_splits, w.p.splits - w.first_split)
     open_task(w, t, w.first_head + i, 0, 0)
     w.tile.begin(&w.p, t)
     for k in range(1 if w.first_split == 0 else 0, splits + 1):
@@ -238,7 +266,9 @@ cdef void merge_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
     if w.first_split + splits < w.p.splits:
         w.tile.save_state(&w.p, t, state_at(w, i, 0))
     else:
-        close_task(w, t)
+        for g in range(ceil_div(t.rows, GROUP_ROWS)):
+            close_group(w, t, g * GROUP_ROWS, least(GROUP_ROWS, t.rows - g * GROUP_ROWS), NULL)
+        keep_stats(w, t)
 
 
 cdef void sweep(Work* w, Py_ssize_t i, Task* t, int thread, bint weights) noexcept nogil:

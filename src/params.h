@@ -46,8 +46,9 @@ typedef struct {
     ix split_k, splits;          /* blocks of keys per split; 1 split unless the rows are few */
     int whole;                   /* a task takes a whole kv head and packs for itself */
     int shared;                  /* keys and values packed once per kv head (else by the task that reads them) */
-    int keep;                    /* weights: the task keeps its scores until the row sums are known */
-    ix pack_k, pack_bytes, scratch_bytes, state_bytes;
+    ix keep;                     /* weights: parts (group, block) of scores a task keeps until the row sums are known */
+    ix width;                    /* columns of a block in scratch: block_k, or what short keys need */
+    ix pack_bytes, scratch_bytes, state_bytes;
     int n_threads;
     volatile int stop;
 } Params;

@@ -43,31 +43,35 @@ cdef void prepare(Work* w, int mode) noexcept nogil:
 cdef void divide(Work* w) noexcept nogil:
     """Block sizes, the parts of the scratch memory and their bytes."""
     cdef Params* p = &w.p
-    cdef Py_ssize_t real = w.tile.real, heads = p.batches * p.kv_heads, per_head, kept_rows = 0, kept = 1
+    cdef Py_ssize_t real = w.tile.real, heads = p.batches * p.kv_heads, per_head, kept_rows = 0
     p.value_stride = round_up(p.value_dim, w.tile.lanes)
     p.block_k = MOST_BLOCK_K
     while p.block_k > LEAST_BLOCK_K and p.block_k * (p.head_dim + p.value_dim) * real > BLOCK_BYTES:
         p.block_k //= 2
     p.k_blocks = ceil_div(p.kv_len, p.block_k)
-    p.pack_k = least(p.block_k, round_up(p.kv_len, w.tile.panel))
-    p.pack_bytes = (padded(p.pack_k * p.head_dim * real) + padded(p.pack_k * p.value_stride * real)
-                    + padded(p.pack_k * 4 + 64))
+    p.width = least(p.block_k, round_up(p.kv_len, w.tile.panel))
+    p.pack_bytes = (padded(p.width * p.head_dim * real) + padded(p.width * p.value_stride * real)
+                    + padded(p.width * 4 + 64))
     p.split_k = p.k_blocks if p.rows > FEW_ROWS else SPLIT_K // p.block_k
     p.splits = most(1, ceil_div(p.k_blocks, p.split_k)) if p.k_blocks else 1
     p.whole = p.rows > FEW_ROWS and whole_heads(p, real)
     p.shared = p.rows > FEW_ROWS and not p.whole
     if w.mode == ATTEND and p.weights.data != NULL and p.splits == 1 and p.k_blocks:
         # Few enough rows a task that all its scores stay in L2 until the row sums are known, if that is two groups.
-        kept_rows = KEEP_BYTES // (p.k_blocks * p.block_k * real) // GROUP_ROWS * GROUP_ROWS
-        p.keep = kept_rows >= (p.rows if p.rows <= FEW_ROWS else 2 * GROUP_ROWS)
-        if p.keep and kept_rows < p.rows:
-            p.whole, p.shared = 0, 1
+        # With a single block of keys a group is closed before the next one begins: one part, in L1.
+        kept_rows = KEEP_BYTES // (p.k_blocks * p.width * real) // GROUP_ROWS * GROUP_ROWS
+        if p.k_blocks == 1:
+            p.keep, kept_rows = 1, p.rows
+        elif kept_rows >= (p.rows if p.rows <= FEW_ROWS else 2 * GROUP_ROWS):
+            p.keep = 1
+            if kept_rows < p.rows:
+                p.whole, p.shared = 0, 1
     p.block_q = rows_of_a_task(p)
-    if p.keep:
+    if p.keep and p.k_blocks > 1:
         p.block_q = least(p.block_q, kept_rows)
-        kept = p.block_q // GROUP_ROWS * p.k_blocks
+        p.keep = p.block_q // GROUP_ROWS * p.k_blocks
     p.q_blocks = ceil_div(p.rows, p.block_q)
-    p.scratch_bytes = lay_out(w, NULL, NULL, kept)
+    p.scratch_bytes = lay_out(w, NULL, NULL)
 
     per_head = p.k_blocks * p.pack_bytes
     w.heads = heads
@@ -103,17 +107,17 @@ cdef Py_ssize_t rows_of_a_task(Params* p) noexcept nogil:
     return least(BLOCK_Q, most(even, 4 * GROUP_ROWS))
 
 
-cdef Py_ssize_t lay_out(const Work* w, char* s, Task* t, Py_ssize_t kept) noexcept nogil:
+cdef Py_ssize_t lay_out(const Work* w, char* s, Task* t) noexcept nogil:
     """Give task t its places in the scratch at s (or only count, where t is NULL); returns the bytes."""
     cdef const Params* p = &w.p
-    cdef Py_ssize_t real = w.tile.real, rows = p.block_q, block = p.block_k, at = 0
+    cdef Py_ssize_t real = w.tile.real, rows = p.block_q, block = p.width, at = 0
     cdef Py_ssize_t[16] size = [
-        rows * p.head_dim * real, kept * GROUP_ROWS * block * real, rows * p.value_stride * real,
-        rows * p.value_stride * real, rows * real, 64,
-        rows * p.k_blocks * real if p.keep else 0, rows * 8, rows * sizeof(Range),
+        rows * p.head_dim * real, most(p.keep, 1) * GROUP_ROWS * block * real, rows * p.value_stride * real,
+        rows * p.value_stride * real, rows * real + 64, 64,
+        rows * p.k_blocks * real + 64 if p.keep else 0, rows * 8, rows * sizeof(Row),
         GROUP_ROWS * block * real if p.bias.data != NULL else 0, GROUP_ROWS * block if p.arrays or w.mode == WEIGH else 0,
         (most(most(p.head_dim, p.value_stride), block) + w.tile.lanes) * real,
-        0 if p.shared else p.pack_bytes, kept * sizeof(Range) if p.keep else 0, rows * sizeof(void*),
+        0 if p.shared else p.pack_bytes, p.keep * sizeof(Range), rows * sizeof(void*),
         GROUP_ROWS * 64]
     cdef Py_ssize_t[16] place
     cdef int i
@@ -123,7 +127,7 @@ cdef Py_ssize_t lay_out(const Work* w, char* s, Task* t, Py_ssize_t kept) noexce
     if t != NULL:
         t.q, t.s, t.o, t.apart_o = s + place[0], s + place[1], s + place[2], s + place[3]
         t.row_max, t.alpha, t.block_max = s + place[4], s + place[5], s + place[6]
-        t.row_sum, t.range, t.bias_rows = <double*> (s + place[7]), <Range*> (s + place[8]), s + place[9]
+        t.row_sum, t.row, t.bias_rows = <double*> (s + place[7]), <Row*> (s + place[8]), s + place[9]
         t.allow, t.line = <unsigned char*> (s + place[10]), s + place[11]
         t.packed = packed_at(w, s + place[12])
         t.kept_part, t.q_rows = <Range*> (s + place[13]), <const void**> (s + place[14])
@@ -136,7 +140,7 @@ cdef Packed packed_at(const Work* w, char* s) noexcept nogil:
     cdef const Params* p = &w.p
     cdef Packed kv
     kv.keys = s
-    kv.values = s + padded(p.pack_k * p.head_dim * w.tile.real)
-    kv.n_apart = <Py_ssize_t*> (s + p.pack_bytes - padded(p.pack_k * 4 + 64))
+    kv.values = s + padded(p.width * p.head_dim * w.tile.real)
+    kv.n_apart = <Py_ssize_t*> (s + p.pack_bytes - padded(p.width * 4 + 64))
     kv.apart = <int*> (<char*> kv.n_apart + 64)
     return kv

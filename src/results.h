@@ -6,11 +6,11 @@
 /* The row sum with the sink logit in it, and (if wanted) the lse; both from the maximum in natural units. */
 static double T(close_row)(const Params *p, const Task *t, ix r, double *lse) {
     double top = (double)P_(row_max)[r] * p->unit, sum = t->row_sum[r];
-    int alive = row_position(p, t, r) < t->lengths.q_length;
+    int alive = t->row[r].position < t->lengths.q_length;
     if (p->lse.data) *lse = sum == 0 ? -INFINITY : top + log(sum);
     if (!p->sinks.data || !alive) return sum;
     REAL logit;
-    memcpy(&logit, p->sinks.data + row_head(p, t, r) * p->sinks.head, sizeof logit);
+    memcpy(&logit, p->sinks.data + t->row[r].head * p->sinks.head, sizeof logit);
     double sink = logit;
     if (sum == 0) {
         *lse = sink;
@@ -21,24 +21,24 @@ static double T(close_row)(const Params *p, const Task *t, ix r, double *lse) {
     return total * exp(larger - top);
 }
 
-static char *T(row_pointer)(const Params *p, const Task *t, const Array *a, ix r) {
-    return a->data + batch_offset(a, &p->batch, t->batch) + row_position(p, t, r) * a->row + row_head(p, t, r) * a->head;
+INLINE char *T(row_pointer)(const Task *t, const Array *a, char *batch, ix r) {
+    return batch + t->row[r].position * a->row + t->row[r].head * a->head;
 }
 
-static void T(finish)(const Params *p, Task *t) {
-    for (ix r = 0; r < t->rows; r++) {
-        if (p->q_starts.data && row_position(p, t, r) >= t->lengths.q_length) continue;
+static void T(finish)(const Params *p, Task *t, ix r0, ix n) {
+    for (ix r = r0; r < r0 + n; r++) {
+        if (p->q_starts.data && t->row[r].position >= t->lengths.q_length) continue;
         double lse, sum = T(close_row)(p, t, r, &lse);
         double inverse = sum == 0 ? 0 : 1 / sum;
         t->row_sum[r] = inverse;
         if (p->lse.data) {
             REAL x = (REAL)lse;
-            memcpy(T(row_pointer)(p, t, &p->lse, r), &x, sizeof x);
+            memcpy(T(row_pointer)(t, &p->lse, t->lse, r), &x, sizeof x);
         }
         if (!p->out.data || !p->value_dim) continue;
         REAL *o = P_(o) + r * p->value_stride, *big = P_(apart_o) + r * p->value_stride, f = (REAL)inverse;
         /* + 0: a sum that underflowed to -0 becomes 0, so that keys which add nothing can not turn its sign */
-        char *dst = T(row_pointer)(p, t, &p->out, r);
+        char *dst = T(row_pointer)(t, &p->out, t->out, r);
         for (ix i = 0; i < p->value_dim * (ix)sizeof(REAL); i += 64) __builtin_prefetch(dst + GROUP_ROWS * p->out.row + i, 1);
         if (sum == 0) memset(o, 0, p->value_stride * sizeof(REAL));
         else if (t->uses_apart) for (ix i = 0; i < p->value_stride; i++) o[i] = o[i] * f + (big[i] * f) * (1 / APART_SCALE);
@@ -49,13 +49,27 @@ static void T(finish)(const Params *p, Task *t) {
 
 /* ------------------------------------------------------------------------------------------ weights and scores */
 
+/* Ask for the lines of dense weights that a group will write when it is closed. */
+static void T(prefetch_weights)(const Params *p, const Task *t, ix r0, ix n, ix block) {
+    if (p->weights.col != (ix)sizeof(REAL)) return;
+    for (ix r = r0; r < r0 + n; r++) {
+        char *x = T(row_pointer)(t, &p->weights, t->weights, r) + block * p->block_k * p->weights.col;
+        for (ix i = 0; i < t->columns * (ix)sizeof(REAL); i += 64) __builtin_prefetch(x + i, 1);
+    }
+}
+
 /* One row's part of a block, times factor, with `fill` at the block's places outside the part. */
-static void T(store_part)(const Params *p, const Task *t, const Array *a, ix r, ix block, const REAL *s, REAL factor, REAL fill) {
+INLINE void T(store_part)(const Params *p, const Task *t, const Array *a, char *batch, ix r, ix block, const REAL *s, REAL factor,
+                          REAL fill) {
     ix first = block * p->block_k, n = least(p->block_k, p->kv_len - first), j = 0;
-    char *dst = T(row_pointer)(p, t, a, r) + first * a->col;
+    char *dst = T(row_pointer)(t, a, batch, r) + first * a->col;
     REAL *x = a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && (uintptr_t)dst % sizeof(REAL) == 0 ? (REAL *)dst : (REAL *)t->line;
     for (; j < t->column; j++) x[j] = fill;
-    for (; j + LANES <= t->columns; j += LANES) V(storeu)(x + j, V(loadu)(s + j) * V(set1)(factor));
+    if (j + LANES <= t->columns) {             /* one store up to a boundary of the vector size, the others lie on it */
+        V(storeu)(x + j, V(loadu)(s + j) * V(set1)(factor));
+        j += LANES - (ix)((uintptr_t)(x + j) / sizeof(REAL) % LANES);
+    }
+    for (; j + LANES <= t->columns; j += LANES) V(store)(x + j, V(loadu)(s + j) * V(set1)(factor));
     for (; j < t->columns; j++) x[j] = s[j] * factor;
     for (; j < n; j++) x[j] = fill;
     if (x == (REAL *)t->line) T(store_row)(x, n, dst, a->col, a->dtype);
@@ -63,10 +77,15 @@ static void T(store_part)(const Params *p, const Task *t, const Array *a, ix r, 
 
 /* Weights of a block whose relative weights were kept: they are relative to the row maximum of that moment. */
 static void T(store_kept)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    REAL *factors = P_(alpha);
+    for (ix r = 0; r < GROUP_ROWS; r += LANES) {
+        VEC then = V(loadu)(P_(block_max) + block * p->block_q + r0 + r), now = V(loadu)(P_(row_max) + r0 + r);
+        VEC gap = (VEC)((VINT)(then - now) & ~(then == now));      /* 0 also for -inf - -inf */
+        V(store)(factors + r, V(exp2)(gap * V(set1)((REAL)p->c)));
+    }
     for (ix r = r0; r < r0 + n; r++) {
-        REAL then = P_(block_max)[r * p->k_blocks + block], now = P_(row_max)[r], inverse = (REAL)t->row_sum[r];
-        REAL factor = then == now ? inverse : T(exp2_one)((then - now) * (REAL)p->c) * inverse;
-        T(store_part)(p, t, &p->weights, r, block, P_(s) + (r - r0) * p->block_k, factor, inverse - inverse);
+        REAL inverse = (REAL)t->row_sum[r], factor = factors[r - r0] * inverse;
+        T(store_part)(p, t, &p->weights, t->weights, r, block, P_(s) + (r - r0) * p->width, factor, inverse - inverse);
     }
 }
 
@@ -82,20 +101,20 @@ static void T(store_weights)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const VEC c = V(set1)((REAL)p->c);
     const ix column = t->column, columns = t->columns;
     for (ix r = r0; r < r0 + n; r++) {
-        REAL *s = P_(s) + (r - r0) * p->block_k, top = P_(row_max)[r], inverse = (REAL)t->row_sum[r];
+        REAL *s = P_(s) + (r - r0) * p->width, top = P_(row_max)[r], inverse = (REAL)t->row_sum[r];
         t->columns = top == -INFINITY ? column : columns;          /* a row without keys: zeros, whatever is here */
         for (ix j = t->from; column < t->columns && j < t->to; j += LANES) {
             VEC x = (V(load)(s + j) - V(set1)(top)) * c;
             V(store)(s + j, p->given_lse ? T(exp2_any)(x) : V(exp2)(x));
         }
-        T(store_part)(p, t, &p->weights, r, block, s, inverse, inverse - inverse);
+        T(store_part)(p, t, &p->weights, t->weights, r, block, s, inverse, inverse - inverse);
     }
     t->columns = columns;
 }
 
 static void T(store_scores)(const Params *p, Task *t, ix r0, ix n, ix block) {
     for (ix r = r0; r < r0 + n; r++)
-        T(store_part)(p, t, &p->scores, r, block, P_(s) + (r - r0) * p->block_k, (REAL)p->unit, -INFINITY);
+        T(store_part)(p, t, &p->scores, t->scores, r, block, P_(s) + (r - r0) * p->width, (REAL)p->unit, -INFINITY);
 }
 
 /* ------------------------------------------------------------------------------------------ states of few rows */
@@ -157,7 +176,7 @@ static void T(load_row_stats)(const Params *p, Task *t, double *stats) {
 static void T(load_lse)(const Params *p, Task *t) {
     for (ix r = 0; r < t->rows; r++) {
         REAL lse;
-        memcpy(&lse, T(row_pointer)(p, t, &p->lse, r), sizeof lse);
+        memcpy(&lse, T(row_pointer)(t, &p->lse, t->lse, r), sizeof lse);
         P_(row_max)[r] = (REAL)(lse / p->unit);
         t->row_sum[r] = lse == lse ? 1 : lse;
     }
@@ -173,17 +192,17 @@ static void T(weigh)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv)
     t->columns = least(p->block_k, p->kv_len - first);
     t->choose = 0;
     for (ix r = r0; r < r0 + n; r++) {
-        T(load_row)(T(row_pointer)(p, t, a, r) + first * a->col, a->col, a->dtype, t->columns, P_(s) + (r - r0) * p->block_k);
+        T(load_row)(T(row_pointer)(t, a, t->weights, r) + first * a->col, a->col, a->dtype, t->columns, P_(s) + (r - r0) * p->width);
         P_(alpha)[r - r0] = 1;
         t->row_sum[r] = 1;
     }
     if (*kv.n_apart) {
         for (ix r = 0; r < n; r++)
-            for (ix k = 0; k < *kv.n_apart; k++) t->allow[r * p->block_k + kv.apart[k]] = P_(s)[r * p->block_k + kv.apart[k]] != 0;
+            for (ix k = 0; k < *kv.n_apart; k++) t->allow[r * p->width + kv.apart[k]] = P_(s)[r * p->width + kv.apart[k]] != 0;
         t->choose = 1;
         T(values_apart)(p, t, r0, n, block, kv);
         for (ix r = 0; r < n; r++)
-            for (ix k = 0; k < *kv.n_apart; k++) P_(s)[r * p->block_k + kv.apart[k]] = 0;
+            for (ix k = 0; k < *kv.n_apart; k++) P_(s)[r * p->width + kv.apart[k]] = 0;
     }
     Packed rest = {kv.keys, kv.values, (ix[]){0}, kv.apart};
     T(values)(p, t, r0, n, block, rest);

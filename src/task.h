@@ -13,26 +13,31 @@ typedef struct {
     int32_t *apart;
 } Packed;
 
+/* A query row: the keys it may see by position, where it stands, and its query head. */
+typedef struct { ix start, stop, position, head; } Row;
+
 typedef struct {
-    ix batch, kv_head, first, rows;      /* rows first .. first + rows of the kv head */
+    ix batch, kv_head, first, rows;      /* rows first .. first + rows of the kv head, ordered by position, then by head:
+                                            the rows of a tile see nearly the same keys */
     ix block_start, block_stop;          /* blocks of keys that some row may see, in this task's split */
     Lengths lengths;
-    Range *range;                        /* visible keys per row */
-    const char *query, *key, *value;     /* batch element and kv head applied */
+    Row *row;
+    const char *query, *key, *value;     /* batch element applied, and the kv head to key and value */
+    char *out, *lse, *weights, *scores;
     const char *mask, *key_mask, *bias, *q_segments, *k_segments;
 
     const void **q_rows;                 /* [row] where the query is */
     void *q;                             /* [row][head_dim] copies */
-    void *s;                             /* [6][block_k] scores, then weights; with keep: [group][block][6][block_k] */
+    void *s;                             /* [6][width] scores, then weights; with keep: [group][block][6][width] */
     void *o;                             /* [row][value_stride] sum of weighted values */
     void *apart_o;                       /* the same for values kept apart, times 2**-32 */
-    void *row_max, *alpha, *block_max;   /* [row], [6], with keep: [row][block] */
+    void *row_max, *alpha, *block_max;   /* [row], [6], with keep: [block][row] */
     void *peaks;                         /* [6][vector] lanewise maxima of the scores in hand, if has_peaks */
     int has_peaks;
     double *row_sum;
     Range *kept_part;                    /* with keep: [group][block] columns kept */
-    void *bias_rows;                     /* [6][block_k] */
-    uint8_t *allow;                      /* [6][block_k] */
+    void *bias_rows;                     /* [6][width] */
+    uint8_t *allow;                      /* [6][width] */
     void *line;                          /* one padded row while loading and storing */
     Packed packed;                       /* where this task packs, if it packs itself */
     int uses_apart;                      /* apart_o holds something */
@@ -41,10 +46,6 @@ typedef struct {
     ix column, columns, from, to;
     int choose;                          /* allow holds the places of this part */
 } Task;
-
-/* The position-major order keeps the rows of a group of query heads at one position together: they see the same keys. */
-static inline ix row_position(const Params *p, const Task *t, ix r) { return (t->first + r) / p->group; }
-static inline ix row_head(const Params *p, const Task *t, ix r) { return t->kv_head * p->group + (t->first + r) % p->group; }
 
 /* Ask for rows first .. first + n of a kv head that a task will read soon, into L2. */
 static inline void prefetch_rows(const Array *a, const char *head, ix first, ix n, ix bytes) {

@@ -111,11 +111,11 @@ static void T(begin)(const Params *p, Task *t) {
         P_(row_max)[r] = -INFINITY;
         t->row_sum[r] = 0;
         t->q_rows[r] = P_(q) + r * depth;
-        if (row_position(p, t, r) >= t->lengths.q_length) {      /* padding, or another sequence's: not to be read */
+        if (t->row[r].position >= t->lengths.q_length) {      /* padding, or another sequence's: not to be read */
             memset(P_(q) + r * depth, 0, depth * sizeof(REAL));
             continue;
         }
-        const char *src = t->query + row_position(p, t, r) * a->row + row_head(p, t, r) * a->head;
+        const char *src = t->query + t->row[r].position * a->row + t->row[r].head * a->head;
         REAL *copy = P_(q) + r * depth;
         const REAL *x = T(row)(src, a->col, a->dtype, depth, copy);
         if (p->flip) {
@@ -134,9 +134,9 @@ static void T(begin)(const Params *p, Task *t) {
 static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *all) {
     ix first = block * p->block_k, any = 0, every = 1;
     for (ix r = r0; r < r0 + n; r++) {
-        ix i = row_position(p, t, r), h = row_head(p, t, r), lo = most(t->range[r].start - first, t->column);
-        ix hi = least(t->range[r].stop - first, t->columns);
-        uint8_t *allow = t->allow + (r - r0) * p->block_k;
+        ix i = t->row[r].position, h = t->row[r].head, lo = most(t->row[r].start - first, t->column);
+        ix hi = least(t->row[r].stop - first, t->columns);
+        uint8_t *allow = t->allow + (r - r0) * p->width;
         memset(allow, 0, t->to);
         if (lo < hi) memset(allow + lo, 1, hi - lo);
         if (p->mask.data) {
@@ -153,7 +153,7 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
             for (ix j = lo; j < hi; j++) allow[j] &= mine >= 0 && *(const int64_t *)(k + j * p->k_segments.col) == mine;
         }
         if (p->bias.data) {
-            REAL *b = P_(bias_rows) + (r - r0) * p->block_k;
+            REAL *b = P_(bias_rows) + (r - r0) * p->width;
             if (lo < hi)
                 T(load_row)(t->bias + i * p->bias.row + h * p->bias.head + (first + lo) * p->bias.col, p->bias.col,
                             p->bias.dtype, hi - lo, b + lo);
@@ -173,11 +173,11 @@ static int T(classify)(const Params *p, Task *t, ix r0, ix n, ix block) {
     ix first = block * p->block_k, last = most(first, least(first + p->block_k, t->lengths.kv_length));
     ix start = PTRDIFF_MAX, stop = 0, inner_start = 0, inner_stop = PTRDIFF_MAX;
     for (ix r = r0; r < r0 + n; r++) {
-        inner_start = most(inner_start, t->range[r].start);
-        inner_stop = least(inner_stop, t->range[r].stop);
-        if (t->range[r].start == t->range[r].stop) continue;
-        start = least(start, t->range[r].start);
-        stop = most(stop, t->range[r].stop);
+        inner_start = most(inner_start, t->row[r].start);
+        inner_stop = least(inner_stop, t->row[r].stop);
+        if (t->row[r].start == t->row[r].stop) continue;
+        start = least(start, t->row[r].start);
+        stop = most(stop, t->row[r].stop);
     }
     t->column = least(most(start, first), last) - first;
     t->columns = most(least(stop, last), first) - first;
@@ -257,7 +257,7 @@ INLINE void T(scores_rows)(const int rows, const Params *p, const Task *t, const
             ix vectors = least(PANEL, t->to - j) / LANES;
             const REAL *panel = k + j * p->head_dim + from * PANEL;
 #define TILE(vectors) T(scores_tile)(rows, vectors, q, panel, depth, from == 0, j + PANEL < t->to ? every : tail, s, \
-                                              p->block_k, peak)
+                                              p->width, peak)
             VECTOR_CASES(TILE)
 #undef TILE
         }
@@ -288,8 +288,8 @@ static void T(finish_scores)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const REAL cap = (REAL)p->softcap;
     t->has_peaks = 0;
     for (ix r = r0; r < r0 + n; r++) {
-        REAL *s = P_(s) + (r - r0) * p->block_k;
-        const REAL *b = P_(bias_rows) + (r - r0) * p->block_k;
+        REAL *s = P_(s) + (r - r0) * p->width;
+        const REAL *b = P_(bias_rows) + (r - r0) * p->width;
         for (ix j = t->from; j < t->to; j += LANES) {
             VEC x = V(load)(s + j) * V(set1)((REAL)p->scale);
             if (cap > 0) x = V(set1)(cap) * V(tanh)(x / V(set1)(cap));
@@ -299,8 +299,8 @@ static void T(finish_scores)(const Params *p, Task *t, ix r0, ix n, ix block) {
             for (ix j = t->column; j < t->columns; j++) s[j] += b[j];
         if (p->slopes.data) {
             REAL slope;
-            ix position = saturating_add(row_position(p, t, r), t->lengths.offset), first = block * p->block_k;
-            memcpy(&slope, p->slopes.data + batch_offset(&p->slopes, &p->batch, t->batch) + row_head(p, t, r) * p->slopes.head, sizeof slope);
+            ix position = saturating_add(t->row[r].position, t->lengths.offset), first = block * p->block_k;
+            memcpy(&slope, p->slopes.data + batch_offset(&p->slopes, &p->batch, t->batch) + t->row[r].head * p->slopes.head, sizeof slope);
             for (ix j = t->column; j < t->columns; j++) s[j] += -slope * (REAL)fabs((double)position - (double)(first + j));
         }
     }
@@ -312,9 +312,9 @@ static void T(mask)(const Params *p, Task *t, ix r0, ix n, ix block) {
     ix first = block * p->block_k;
     t->has_peaks = 0;
     for (ix r = r0; r < r0 + n; r++) {
-        REAL *s = P_(s) + (r - r0) * p->block_k;
-        const uint8_t *allow = t->allow + (r - r0) * p->block_k;
-        ix lo = t->range[r].start - first, hi = t->range[r].stop - first;
+        REAL *s = P_(s) + (r - r0) * p->width;
+        const uint8_t *allow = t->allow + (r - r0) * p->width;
+        ix lo = t->row[r].start - first, hi = t->row[r].stop - first;
         for (ix j = t->from; j < t->to; j += LANES) {
             if (t->choose) V(store)(s + j, V(keep_bytes)(V(load)(s + j), allow + j, never));
             else if (j < lo || j + LANES > hi) {
@@ -358,7 +358,7 @@ static void T(softmax)(const Params *p, Task *t, ix r0, ix n, ix block) {
     REAL *s = P_(s), *row_max = P_(row_max) + r0, *alpha = P_(alpha), *peaks = P_(peaks), shift[GROUP_ROWS];
     double total[GROUP_ROWS];
     if (!t->has_peaks) {                      /* the scores have changed since they were computed */
-#define ROWS(rows) T(maxima)(rows, s, p->block_k, t->from, t->to, peaks)
+#define ROWS(rows) T(maxima)(rows, s, p->width, t->from, t->to, peaks)
         ROW_CASES(ROWS)
 #undef ROWS
     }
@@ -367,10 +367,10 @@ static void T(softmax)(const Params *p, Task *t, ix r0, ix n, ix block) {
         alpha[r] = row_max[r] == new ? 0 : row_max[r] - new;
         row_max[r] = new;
         shift[r] = new == -INFINITY ? 0 : new;
-        if (p->keep) P_(block_max)[(r0 + r) * p->k_blocks + block] = new;
+        if (p->keep) P_(block_max)[block * p->block_q + r0 + r] = new;
     }
     for (ix r = 0; r < GROUP_ROWS; r += LANES) V(store)(alpha + r, V(exp2)(V(load)(alpha + r) * c));
-#define ROWS(rows) T(powers)(rows, s, p->block_k, t->from, t->to, shift, c, total)
+#define ROWS(rows) T(powers)(rows, s, p->width, t->from, t->to, shift, c, total)
     ROW_CASES(ROWS)
 #undef ROWS
     for (ix r = 0; r < n; r++) t->row_sum[r0 + r] = t->row_sum[r0 + r] * alpha[r] + total[r];
@@ -406,7 +406,7 @@ INLINE void T(values_rows)(const int rows, const Params *p, const Task *t, REAL 
     for (ix c = 0; c < chunks; c++) {
         ix from = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - from;
         const REAL *v = values + from * LANES * keys_in_block + t->column * vectors * LANES;
-#define TILE(vectors) T(values_tile)(rows, vectors, w, p->block_k, v, keys, P_(alpha), o + from * LANES, p->value_stride)
+#define TILE(vectors) T(values_tile)(rows, vectors, w, p->width, v, keys, P_(alpha), o + from * LANES, p->value_stride)
         VECTOR_CASES(TILE)
 #undef TILE
     }
@@ -425,9 +425,9 @@ static void T(values_apart)(const Params *p, Task *t, ix r0, ix n, ix block, Pac
         T(load_row)(t->value + (first + j) * a->row, a->col, a->dtype, p->value_dim, t->line);
         const REAL *v = t->line;
         for (ix r = r0; r < r0 + n; r++) {
-            if (first + j < t->range[r].start || first + j >= t->range[r].stop) continue;
-            if (t->choose && !t->allow[(r - r0) * p->block_k + j]) continue;
-            REAL w = P_(s)[(r - r0) * p->block_k + j], *o = P_(o) + r * p->value_stride, *big = P_(apart_o) + r * p->value_stride;
+            if (first + j < t->row[r].start || first + j >= t->row[r].stop) continue;
+            if (t->choose && !t->allow[(r - r0) * p->width + j]) continue;
+            REAL w = P_(s)[(r - r0) * p->width + j], *o = P_(o) + r * p->value_stride, *big = P_(apart_o) + r * p->value_stride;
             for (ix i = 0; i < p->value_dim; i++) {
                 if (FABS(v[i]) < APART) o[i] += w * v[i];
                 else big[i] += w * (v[i] * APART_SCALE);

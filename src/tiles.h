@@ -45,7 +45,8 @@ typedef struct {
     void (*mask)(const Params *, Task *, ix, ix, ix);
     void (*softmax)(const Params *, Task *, ix, ix, ix);
     void (*values)(const Params *, Task *, ix, ix, ix, Packed);
-    void (*finish)(const Params *, Task *);
+    void (*finish)(const Params *, Task *, ix, ix);
+    void (*prefetch_weights)(const Params *, const Task *, ix, ix, ix);
     void (*store_kept)(const Params *, Task *, ix, ix, ix);
     void (*store_weights)(const Params *, Task *, ix, ix, ix);
     void (*store_scores)(const Params *, Task *, ix, ix, ix);
@@ -60,7 +61,7 @@ typedef struct {
 
 #define TILE(type, real, lanes) { \
     sizeof(real), lanes * TILE_VECTORS, lanes, begin_##type, pack_##type, classify_##type, scores_##type, \
-    finish_scores_##type, mask_##type, softmax_##type, values_##type, finish_##type, store_kept_##type, \
+    finish_scores_##type, mask_##type, softmax_##type, values_##type, finish_##type, prefetch_weights_##type, store_kept_##type, \
     store_weights_##type, store_scores_##type, save_state_##type, merge_state_##type, save_row_stats_##type, \
     load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type }
 
