@@ -27,7 +27,3 @@ def alone(python):
         return python(code, ATTNC_ISA=isa, PYTHONPATH=path, **more)
 
     return run
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "more: takes long (make test-more)")

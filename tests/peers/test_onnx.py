@@ -179,3 +179,40 @@ def test_poison_behind_a_length_changes_no_bit():
 def test_what_has_no_meaning_is_refused_by_name(more, opset, attributes, says):
     with pytest.raises(ValueError, match=says):
         run(inputs() | more, opset=opset, **attributes)
+
+
+# ------------------------------------------------------------------- where ONNX means something else
+
+
+def test_differs_causal_without_a_cache_is_top_left():
+    made = inputs(kv_heads=4)
+    np.testing.assert_array_equal(run(made, is_causal=1)[0][:, :, 0], made["V"][:, :, 0])
+    np.testing.assert_array_equal(attnc.attention(made["Q"], made["K"], made["V"], causal=True, q_offset=0),
+                                  run(made, is_causal=1)[0])
+    assert not np.array_equal(attnc.attention(made["Q"], made["K"], made["V"], causal=True), run(made, is_causal=1)[0])
+
+
+def test_differs_a_mask_may_be_shorter_than_the_keys():
+    made = inputs()
+    mask = np.ones((3, 4), bool)
+    shorter = attnc.attention(made["Q"], made["K"][:, :, :4], made["V"][:, :, :4])
+    np.testing.assert_allclose(run(made | {"attn_mask": mask})[0], shorter, rtol=0, atol=1e-14)
+    with pytest.raises(ValueError, match="mask"):
+        attnc.attention(made["Q"], made["K"], made["V"], mask=mask)
+
+
+def test_differs_the_first_stage_is_scaled():
+    made = inputs()
+    product = run(made, outputs=("", "", "", "qk_matmul_output"), scale=0.5)[0]
+    for stage, wanted in (("scaled", product), ("raw", product * 2)):
+        got = attnc.attention_scores(made["Q"], made["K"], stage=stage, scale=0.5)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-14)
+
+
+def test_differs_nan_behind_the_mask_leaks_from_the_package():
+    made = inputs() | {"attn_mask": np.arange(6) < 5}
+    clean = run(made)[0]
+    made["V"][:, :, 5] = np.nan
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(run(made, new_ops=None)[0]).all()
+    np.testing.assert_array_equal(run(made)[0], clean)
