@@ -43,35 +43,41 @@ def merge_states(states, *, layout="bhnd") -> tuple[np.ndarray, np.ndarray]:
     (array([[4.]]), array([1.38629436]))
     """
     outputs, lses, acc = states_args(states, layout)
-    output, lse = _merged(outputs, lses, acc)
-    return np.ascontiguousarray(output.swapaxes(-2, -3) if layout == "bnhd" else output), lse.astype(acc)
+    output, *sums = _merged([_Part(*state) for state in zip(outputs, lses, strict=True)], acc)
+    return np.ascontiguousarray(output.swapaxes(-2, -3) if layout == "bnhd" else output), _lse(*sums).astype(acc)
 
 
-def _merged(outputs: list, lses: list, acc: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """The output in `acc` and, since it is small and its errors add up, the lse in float64."""
-    lses = [lse.astype(np.float64) for lse in lses]
-    largest = lses[0]
-    for lse in lses[1:]:
-        largest = np.maximum(largest, lse)
+class _Part(NamedTuple):
+    """Attention over some keys, with the sum of exp(score) of each row as ``total * exp(top)``: a running lse would be
+    rounded to its own magnitude by every chunk, a running total is not."""
+
+    output: np.ndarray
+    top: np.ndarray
+    total: np.ndarray | float = 1.0
+
+
+def _merged(parts: list[_Part], acc: np.dtype) -> _Part:
+    """The parts as one, with output in `acc` and, being small, `top` and `total` in float64."""
+    tops = [part.top.astype(np.float64) for part in parts]
+    top = tops[0]
+    for other in tops[1:]:
+        top = np.maximum(top, other)
     with np.errstate(all="ignore"):
-        shift = np.where(largest == -np.inf, 0, largest)
-        total = sum(np.exp(lse - shift) for lse in lses)
-        lse_of_all = shift + np.log(total)
-        known = np.where(total == 0, 0, lse_of_all)
-        output, product = np.zeros(outputs[0].shape, acc), np.empty(outputs[0].shape, acc)
-        for part, lse in zip(outputs, lses, strict=True):
-            share = np.exp(lse - known).astype(acc)[..., None]
-            np.multiply(part.astype(acc, copy=False), share, out=product)
-            output += _without_empty(product, lse)
-    return output, lse_of_all
+        shift = np.where(top == -np.inf, 0, top)
+        shares = [part.total * np.exp(its_top - shift) for part, its_top in zip(parts, tops, strict=True)]
+        total = sum(shares)
+        divisor = np.where(total == 0, 1, total)
+        output, product = np.zeros(parts[0].output.shape, acc), np.empty(parts[0].output.shape, acc)
+        for part, its_top, share in zip(parts, tops, shares, strict=True):
+            np.multiply(part.output.astype(acc, copy=False), (share / divisor).astype(acc)[..., None], out=product)
+            product[its_top == -np.inf] = 0  # a row that saw no key, whose output may be anything
+            output += product
+    return _Part(output, top, total)
 
 
-def _without_empty(product: np.ndarray, lse: np.ndarray) -> np.ndarray:
-    """Zeros for rows that saw no key, whose output may be anything."""
-    empty = lse == -np.inf
-    if empty.any():
-        product[empty] = 0
-    return product
+def _lse(top: np.ndarray, total: np.ndarray | float) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return top + np.log(total)
 
 
 class AttentionState:
@@ -113,8 +119,7 @@ class AttentionState:
         options = dict(sinks=sinks, causal=causal, window=window, scale=scale, softcap=softcap,
                        alibi_slopes=alibi_slopes, layout=layout, num_threads=num_threads)
         query = float_array("query", query)
-        no_keys = query[..., :0, :, :] if layout == "bnhd" else query[..., :0, :]
-        a = attention_args(query, no_keys, None, q_offset=q_offset, **options)
+        a = attention_args(query, query, None, q_offset=q_offset, **options)  # no option fits keys: any will do
         if q_offset is None and (a.causal or a.window is not None or a.alibi_slopes is not None):
             raise ValueError("q_offset is None; wanted the position of the first query row among all keys, which "
                              "causal, window and alibi_slopes need: the number of keys is not known yet")
@@ -157,11 +162,11 @@ class AttentionState:
         output = np.empty((*a.batch, a.q_heads, a.q_len, a.value_dim), a.dtype)
         lse = np.empty(output.shape[:-1], a.acc)
         _call.run(_call.ATTEND, a, value=a.value, out=output, lse=lse)
+        part = _Part(output, lse)
         if seen.sizes:
-            acc = promoted(seen.output.dtype, output.dtype)
-            output, lse = _merged([seen.output, output], [seen.lse, lse], acc)
+            part = _merged([seen.part, part], promoted(seen.part.output.dtype, output.dtype))
         dtype = promoted(seen.dtype, a.key.dtype, a.value.dtype)
-        self._seen = _Seen(dtype, seen.kv_len + a.kv_len, sizes, output, lse)
+        self._seen = _Seen(dtype, seen.kv_len + a.kv_len, sizes, part)
 
     def result(self) -> AttentionResult:
         """Output and lse of attention over all keys seen so far; more chunks may follow.
@@ -179,7 +184,8 @@ class AttentionState:
         seen = self._seen
         if not seen.sizes:
             raise ValueError("no chunk was given; wanted an update before the result, for the shape of the output")
-        output, lse = seen.output, seen.lse.astype(accumulator(seen.dtype))
+        output, *sums = seen.part
+        lse = _lse(*sums).astype(accumulator(seen.dtype))
         if self._options["layout"] == "bnhd":
             output = output.swapaxes(-2, -3)
         if self._query.ndim == 2:
@@ -189,13 +195,12 @@ class AttentionState:
 
 
 class _Seen(NamedTuple):
-    """What is known after some chunks; `output` and `lse` are (batch..., q_heads, q_len[, value_dim])."""
+    """What is known after some chunks; arrays of the part are (batch..., q_heads, q_len[, value_dim])."""
 
     dtype: np.dtype
     kv_len: int
     sizes: dict | None = None
-    output: np.ndarray | None = None
-    lse: np.ndarray | None = None
+    part: _Part | None = None
 
 
 def _check_sizes(sizes: dict, first: dict) -> None:
