@@ -22,7 +22,7 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(items):
-    """The instruction sets of a test case run one after another: they share its expected results (checking.expected)."""
+    """The instruction sets of a test case run one after another, so that they share checking.expected."""
     order = {}
     for item in items:
         isa = item.callspec.params.get("isa") if hasattr(item, "callspec") else None

@@ -15,7 +15,8 @@ from attnc import reference
 
 FOLDER = Path(attnc.__file__).parent
 MODULES = sorted(path for path in FOLDER.rglob("*.py"))
-WITHOUT_TWIN = {"get_num_threads", "isa", "set_num_threads", "show_config", "threads"}   # about the machine, not about numbers
+# about the machine, not about numbers
+WITHOUT_TWIN = {"get_num_threads", "isa", "set_num_threads", "show_config", "threads"}
 TWINS = sorted(name for name in attnc.__all__ if inspect.isfunction(getattr(attnc, name)) and name not in WITHOUT_TWIN)
 
 
@@ -37,7 +38,8 @@ def test_the_lists_of_names_are_true():
     for module in (attnc, reference):
         assert module.__all__ == sorted(module.__all__) and all(hasattr(module, name) for name in module.__all__)
     assert set(reference.__all__) <= set(attnc.__all__)
-    assert {"attention", "attention_scores", "attention_weights", "softmax", "log_softmax", "weighted_sum"} <= set(TWINS)
+    chain = {"attention", "attention_scores", "attention_weights", "softmax", "log_softmax", "weighted_sum"}
+    assert chain <= set(TWINS)
 
 
 @pytest.mark.parametrize("name", sorted(attnc.__all__))
@@ -54,7 +56,8 @@ def test_version():
 
 # Importing
 
-HEAVY = ("torch", "scipy", "onnx", "onnxruntime", "matplotlib", "tqdm", "ml_dtypes", "threadpoolctl", "importlib.metadata")
+HEAVY = ("torch", "scipy", "onnx", "onnxruntime", "matplotlib", "tqdm", "ml_dtypes", "threadpoolctl",
+         "importlib.metadata")
 
 
 def test_importing_takes_numpy_alone(python, capsys):
@@ -78,7 +81,8 @@ def test_importing_changes_nothing(python):
     assert python("""
 import os, signal, warnings, numpy as np
 def state():
-    return (np.random.get_state()[1].tolist(), np.geterr(), list(warnings.filters), signal.getsignal(signal.SIGINT), dict(os.environ))
+    handler = signal.getsignal(signal.SIGINT)
+    return np.random.get_state()[1].tolist(), np.geterr(), list(warnings.filters), handler, dict(os.environ)
 before = state()
 import attnc
 attnc.softmax(np.ones(3))
@@ -115,7 +119,8 @@ def imports(path):
         elif isinstance(node, ast.ImportFrom):
             base = [*package[:len(package) - node.level + 1]] if node.level else []
             base += node.module.split(".") if node.module else []
-            yield from ((".".join([*base, alias.name] if len(base) == 1 and node.level else base), outer) for alias in node.names)
+            whole = len(base) == 1 and node.level        # from . import name: the name is the module
+            yield from ((".".join([*base, alias.name] if whole else base), outer) for alias in node.names)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(FOLDER)))
@@ -130,7 +135,8 @@ def test_who_imports_whom(path):
 
 
 def test_the_walk_of_imports_sees_what_is_there():
-    assert {"attnc._call", "attnc._checks", "attnc.results", "numpy"} <= {name for name, _ in imports(FOLDER / "attention.py")}
+    found = {name for name, _ in imports(FOLDER / "attention.py")}
+    assert {"attnc._call", "attnc._checks", "attnc.results", "numpy"} <= found
     assert "attnc.masks" in {name for name, _ in imports(FOLDER / "reference" / "_scores.py")}
 
 

@@ -12,7 +12,7 @@ import attnc
 
 def problem(random, path, dtype="float32", chance=0.25, **fixed):
     """Inputs and some options, every one of them with all its batch axes, so that elements can be taken out."""
-    q_heads, kv_heads, q_len, kv_len, *_ = PATHS[path]
+    q_heads, _, q_len, kv_len, *_ = PATHS[path]
     arrays = inputs(random, (2,), *PATHS[path], dtype=dtype)
     options = {}
     for name in NAMES:
@@ -160,7 +160,8 @@ def test_memory_of_options(isa, path, seed):
     random = np.random.default_rng(seed)
     q_heads, _, q_len, kv_len, *_ = PATHS[path]
     arrays, _ = problem(random, path, chance=0)
-    options = dict(mask=random.random((2, q_heads, q_len, kv_len)) < 0.8, bias=random.standard_normal((2, q_heads, q_len, kv_len)),
+    full = (2, q_heads, q_len, kv_len)
+    options = dict(mask=random.random(full) < 0.8, bias=random.standard_normal(full),
                    key_mask=random.random((2, kv_len)) < 0.9, k_segments=random.integers(0, 2, (2, kv_len)),
                    q_segments=random.integers(0, 2, (2, q_len)), sinks=random.standard_normal(q_heads),
                    alibi_slopes=random.random((2, q_heads)), kv_lengths=np.array([kv_len - 3, kv_len]),
@@ -235,8 +236,8 @@ def test_appended_keys(isa, path, dtype, seed):
     for cut in (1, 5, 64, 513, kv_len - 1):
         if cut >= kv_len:
             continue
-        for options in ({"causal": True, "q_offset": cut - query.shape[-2]}, {"causal": True, "q_offset": cut - query.shape[-2],
-                                                                              "softcap": 3.0, "sinks": np.ones(query.shape[1])}):
+        for more in ({}, {"softcap": 3.0, "sinks": np.ones(query.shape[1])}):
+            options = {"causal": True, "q_offset": cut - query.shape[-2], **more}
             short = run([query, key[:, :, :cut], value[:, :, :cut]], options)
             long = run([query, key, value], options)
             hidden = run([query, key, value], options | {"kv_lengths": cut})

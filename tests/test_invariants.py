@@ -1,4 +1,4 @@
-"""What must hold between calls, to rounding: order of keys, grouped heads, masks said in two ways, merging, shifting."""
+"""What must hold between calls, to rounding: order of keys, grouped heads, masks said in two ways, merging."""
 
 import numpy as np
 import pytest

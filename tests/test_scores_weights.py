@@ -19,15 +19,14 @@ STAGES = ("raw", "scaled", "capped", "masked")
 @pytest.mark.parametrize("stage", STAGES)
 def test_stages(isa, stage, path, dtype, seed):
     random = np.random.default_rng([seed, len(stage)])
-    q_heads, kv_heads, q_len, kv_len, *_ = PATHS[path]
+    q_heads, _, q_len, kv_len, *_ = PATHS[path]
     query, key, _ = inputs(random, (2,), *PATHS[path], dtype=dtype)
     check_scores(query, key, stage)
     options = {}
     for name in NAMES:
         options |= some_option(name, random, (2,), q_heads, q_len, kv_len)
     check_scores(query, key, stage, **options)
-    for name in ("kv_lengths", "q_lengths", "softcap", "scale"):
-        check_scores(query, key, stage, **some_option(name, random, (2,), q_heads, q_len, kv_len))
+    check_scores(query, key, stage, **some_option("kv_lengths", random, (2,), q_heads, q_len, kv_len))
 
 
 @pytest.mark.parametrize("stage", STAGES[:3])
@@ -35,9 +34,9 @@ def test_earlier_stages_ignore_the_options_of_later_ones(isa, stage, seed):
     random = np.random.default_rng(seed)
     query, key, _ = inputs(random, (2,), 4, 2, 33, 70)
     kept = {"scale": -0.3, "softcap": 2.0, "kv_lengths": [70, 20], "q_lengths": [3, 33]}
-    more = dict(kept, mask=random.random((33, 70)) < 0.5, key_mask=random.random(70) < 0.5, bias=np.full((33, 70), np.nan),
-                causal=True, window=(1, 1), alibi_slopes=[1.0, 2, 3, 4], sinks=[1.0, 2, 3, 4], q_segments=np.zeros(33, int),
-                k_segments=np.ones(70, int), q_offset=3)
+    more = dict(kept, mask=random.random((33, 70)) < 0.5, key_mask=random.random(70) < 0.5,
+                bias=np.full((33, 70), np.nan), causal=True, window=(1, 1), q_offset=3, alibi_slopes=[1.0, 2, 3, 4],
+                sinks=[1.0, 2, 3, 4], q_segments=np.zeros(33, int), k_segments=np.ones(70, int))
     got = attnc.attention_scores(query, key, stage=stage, **more)
     assert got.tobytes() == attnc.attention_scores(query, key, stage=stage, **kept).tobytes()
     assert (got[1, :, :, 20:] == -np.inf).all() and (got[0, :, 3:] == -np.inf).all()
@@ -66,7 +65,7 @@ def test_scores_are_scaled_once(isa, scale):
 @pytest.mark.parametrize("chance", [0.0, 0.2, 0.5])
 def test_attention_weights(isa, chance, path, dtype, seed):
     random = np.random.default_rng([seed, int(10 * chance)])
-    q_heads, kv_heads, q_len, kv_len, *_ = PATHS[path]
+    q_heads, _, q_len, kv_len, *_ = PATHS[path]
     query, key, value = inputs(random, (2,), *PATHS[path], dtype=dtype)
     options = {}
     for name in NAMES:
@@ -134,5 +133,5 @@ def test_every_combination_of_want(isa, options, path, seed):
 def test_scores_are_those_of_attention_scores(isa, seed):
     query, key, value = inputs(np.random.default_rng(seed), (2,), 4, 2, 33, 90)
     options = dict(causal=True, softcap=2.0, alibi_slopes=np.arange(4.0))
-    both = attnc.attention(query, key, value, want="scores", **options).scores, attnc.attention_scores(query, key, **options)
-    np.testing.assert_allclose(*both, rtol=2e-6)
+    one = attnc.attention(query, key, value, want="scores", **options).scores
+    assert_same_bits(one, attnc.attention_scores(query, key, **options))

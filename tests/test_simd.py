@@ -12,11 +12,11 @@ import attnc
 from attnc import _isa
 
 # Where 2**r lies below 1 its ulp is eps/2. The last addition rounds by 1/2 ulp. Before it, p * r is at most 0.293: the
-# rounding of p and its last step carry about 0.293 * 1.3 ulp into it, together below 1. Without fma the product rounds once
-# more, by a quarter of an ulp.
+# rounding of p and its last step carry about 0.293 * 1.3 ulp into it, together below 1. Without fma the product rounds
+# once more, by a quarter of an ulp.
 EXP2_ULP = {"avx512": 1.0, "avx2": 1.0, "base": 1.25}
-# e/(e+2): e has the error of one rounded fma (0.5 ulp) and of the polynomial's product (about 1 ulp, twice: argument and
-# coefficient), which d(tanh)/de halves for large e and passes on for small; the addition and the division round once each.
+# e/(e+2): e has the error of one rounded fma (0.5 ulp) and of the polynomial's product (about 1 ulp, twice: argument
+# and coefficient), which e/(e+2) passes on in full for small e; the addition and the division round once each.
 TANH_ULP = 4.0
 WIDE = pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="long double is no wider than float64 here")
 
@@ -61,14 +61,15 @@ def test_exp2_float32_every_pattern(isa):
 @WIDE
 def test_exp2_float64(isa, seed):
     random = np.random.default_rng(seed)
-    x = np.concatenate([-random.random(400_000) * 1022, -random.random(200_000), -2.0 ** random.uniform(-60, 0, 100_000),
-                        np.arange(-2044, 1) / 2])
+    x = np.concatenate([-random.random(400_000) * 1022, -random.random(200_000),
+                        -2.0 ** random.uniform(-60, 0, 100_000), np.arange(-2044, 1) / 2])
     assert errors_in_ulp(apply("exp2", x), np.exp2(x.astype(np.longdouble))).max() <= EXP2_ULP[isa]
 
 
 @pytest.mark.parametrize("dtype, least", [(np.float32, -126), (np.float64, -1022)])
 def test_exp2_at_the_ends(isa, dtype, least):
-    x = np.array([0, -0.0, -1, -2, least, np.nextafter(dtype(least), dtype(-np.inf)), least - 1, -1e30, -np.inf, np.nan], dtype)
+    below = np.nextafter(dtype(least), dtype(-np.inf))
+    x = np.array([0, -0.0, -1, -2, least, below, least - 1, -1e30, -np.inf, np.nan], dtype)
     got = apply("exp2", x)
     assert got[:5].tolist() == [1, 1, 0.5, 0.25, 2.0**least]
     assert got[5:9].tolist() == [0, 0, 0, 0] and not np.signbit(got[5:9]).any()
@@ -80,7 +81,8 @@ def test_exp2_at_the_ends(isa, dtype, least):
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=WIDE)])
 def test_tanh(isa, dtype, seed):
     random = np.random.default_rng(seed)
-    x = np.concatenate([random.uniform(-25, 25, 300_000), 2.0 ** random.uniform(-100, 7, 300_000), -(2.0 ** random.uniform(-4, 2, 300_000))])
+    x = np.concatenate([random.uniform(-25, 25, 300_000), 2.0 ** random.uniform(-100, 7, 300_000),
+                        -(2.0 ** random.uniform(-4, 2, 300_000))])
     x = x.astype(dtype)
     exact = np.tanh(x.astype(np.float64 if dtype == "float32" else np.longdouble))
     worst = errors_in_ulp(apply("tanh", x), exact).max()
@@ -113,8 +115,9 @@ def test_rounding(isa, code, dtype, seed):
     middle = ((finite[1:].astype(np.float64) + finite[:-1]) / 2).astype(np.float32)      # exact in float32
     top = np.float32(65520 if dtype == np.float16 else 3.3961775e38)                      # where rounding reaches inf
     floats = np.random.default_rng(seed).integers(0, 2**32, 400_000, dtype=np.uint32).view(np.float32)
-    x = np.concatenate([halves, middle, *(np.nextafter(y, np.float32(s)) for y in (middle, finite) for s in (np.inf, -np.inf)),
-                        [top, -top, *(np.nextafter(top, np.float32(s)) for s in (0, np.inf))], floats]).astype(np.float32)
+    beside = [np.nextafter(y, np.float32(s)) for y in (middle, finite) for s in (np.inf, -np.inf)]
+    ends = [top, -top, np.nextafter(top, np.float32(0)), np.nextafter(top, np.float32(np.inf))]
+    x = np.concatenate([halves, middle, *beside, ends, floats]).astype(np.float32)
     got = np.empty(x.size, np.uint16)
     _isa.kernels.convert(x, got, code, False)
     with np.errstate(all="ignore"):

@@ -65,7 +65,8 @@ def test_out(isa, function, seed):
     for axis in (-1, 0, (0, 2), None):
         x = normal(random, (4, 33, 5))
         wanted = getattr(attnc, function)(x, axis)
-        for out in (np.empty_like(x), np.full((4, 33, 10), 7, np.float32)[..., ::2], np.empty((5, 33, 4), np.float32).T):
+        strided, turned = np.full((4, 33, 10), 7, np.float32)[..., ::2], np.empty((5, 33, 4), np.float32).T
+        for out in (np.empty_like(x), strided, turned):
             assert getattr(attnc, function)(x, axis, out=out) is out
             np.testing.assert_array_equal(out, wanted)
         assert getattr(attnc, function)(x, axis, out=x) is x

@@ -9,6 +9,7 @@ import attnc
 from attnc import masks
 from attnc._checks import attention_args
 
+
 def hidden_in_some_rows(random, q_len, kv_len):
     mask = random.random((2, 1, q_len, kv_len)) < 0.6
     mask[:, :, ::2, kv_len - 2] = False
@@ -21,7 +22,8 @@ HIDING = {
     "bias": lambda random, q_len, kv_len: {"bias": np.where(hidden_in_some_rows(random, q_len, kv_len), 0.5, -np.inf)},
     "causal": lambda random, q_len, kv_len: {"causal": True},
     "window": lambda random, q_len, kv_len: {"window": (kv_len // 3, 0), "q_offset": [kv_len // 2, 2]},
-    "segments": lambda random, q_len, kv_len: {"q_segments": np.arange(q_len) % 3 - 1, "k_segments": np.arange(kv_len) % 3 - 1},
+    "segments": lambda random, q_len, kv_len: {
+        "q_segments": np.arange(q_len) % 3 - 1, "k_segments": np.arange(kv_len) % 3 - 1},
     "q_lengths": lambda random, q_len, kv_len: {"q_lengths": [q_len - 1, q_len // 2]},
     "kv_lengths": lambda random, q_len, kv_len: {"kv_lengths": [kv_len - 2, kv_len // 2]},
 }
@@ -44,9 +46,9 @@ def poisoned(x, keys, poison):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", HIDING)
 def test_what_a_row_may_not_see_changes_no_bit(isa, name, path, dtype, poison, seed):
-    """Rows that see the poisoned keys are left out; options that hide nothing are drawn, so that the keys meet them all."""
+    """Rows that see the poisoned keys are left out; options that hide nothing are drawn at random."""
     random = np.random.default_rng([seed, len(name), len(path)])
-    q_heads, kv_heads, q_len, kv_len, *_ = PATHS[path]
+    q_heads, _, q_len, kv_len, *_ = PATHS[path]
     query, key, value = inputs(random, (2,), *PATHS[path], dtype=dtype)
     options = HIDING[name](random, q_len, kv_len)
     for other in ("scale", "softcap", "alibi_slopes", "sinks"):
@@ -94,7 +96,7 @@ def test_a_nan_score_makes_its_row_nan_and_only_that(isa, path, dtype, seed):
 
 @pytest.mark.parametrize("q_len", [1, 70])
 def test_infinite_scores(isa, q_len):
-    query, key, value = np.ones((1, q_len, 1), np.float32), np.ones((1, 40, 1), np.float32), np.ones((1, 40, 2), np.float32)
+    query, key, value = (np.ones((1, *shape), np.float32) for shape in ((q_len, 1), (40, 1), (40, 2)))
     key[0, 33] = np.inf
     got = check_attention(query, key, value)
     assert np.isnan(got.output).all() and np.isnan(got.weights).all() and np.isnan(got.lse).all()

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -51,8 +52,8 @@ def test_the_argument_the_context_the_default(arrays):
 
 @pytest.mark.parametrize("wrong", [0, -1, 4097, 10**30])
 def test_numbers_out_of_range(wrong, arrays):
-    for call in (attnc.set_num_threads, lambda n: attnc.attention(*arrays, num_threads=n), lambda n: attnc.threads(n).__enter__(),
-                 lambda n: attnc.softmax(arrays[0], num_threads=n)):
+    for call in (attnc.set_num_threads, lambda n: attnc.attention(*arrays, num_threads=n),
+                 lambda n: attnc.threads(n).__enter__(), lambda n: attnc.softmax(arrays[0], num_threads=n)):
         with pytest.raises(ValueError, match="num_threads must be an integer from 1 to 4096"):
             call(wrong)
 
@@ -88,14 +89,12 @@ def test_threadpoolctl_is_a_limit(arrays):
 
 
 def openmp():
+    """The OpenMP library that the kernels of this process use."""
     if not _isa.kernels.openmp():
         pytest.skip("built without OpenMP")
-    return ctypes.CDLL("libgomp.so.1") if os.path.exists("/proc/self/maps") and "libgomp" in open_maps() else pytest.skip("no libgomp")
-
-
-def open_maps():
     with open("/proc/self/maps") as maps:
-        return maps.read()
+        paths = [line.split()[-1] for line in maps if re.search(r"lib(gomp|omp|iomp)", line)]
+    return ctypes.CDLL(paths[0])
 
 
 def test_the_number_of_openmp_stays(arrays):

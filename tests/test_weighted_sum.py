@@ -14,7 +14,7 @@ def check(weights, value, **arguments):
     honest = expected(reference.weighted_sum, weights, value)
     exact = expected(exactly, weights, value)
     sums = np.abs(weights.astype(np.float64))
-    sums = sums.sum(-1, where=np.isfinite(sums)).max(initial=1)   # weights need not sum to 1: the scale is what they sum to
+    sums = sums.sum(-1, where=np.isfinite(sums)).max(initial=1)   # what weights sum to is the scale of the errors
     got = attnc.weighted_sum(weights, value, **arguments)
     assert_within(got, exact, honest, scale=float(sums) * largest(value), name="weighted_sum")
     return got
@@ -36,8 +36,8 @@ def shares(random, shape, dtype):
     return (weights / weights.sum(-1, keepdims=True)).astype(dtype_of(dtype))
 
 
-SHAPES = [(1, 1, 1, 1, 1), (2, 2, 5, 70, 20), (6, 2, 3, 2100, 9), (4, 1, 40, 530, 16), (2, 2, 113, 203, 5), (3, 3, 2, 7, 257),
-          (2, 1, 4, 0, 3), (2, 1, 0, 4, 3), (2, 1, 4, 3, 0), (0, 0, 4, 3, 2)]
+SHAPES = [(1, 1, 1, 1, 1), (2, 2, 5, 70, 20), (6, 2, 3, 2100, 9), (4, 1, 40, 530, 16), (2, 2, 113, 203, 5),
+          (3, 3, 2, 7, 257), (2, 1, 4, 0, 3), (2, 1, 0, 4, 3), (2, 1, 4, 3, 0), (0, 0, 4, 3, 2)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
