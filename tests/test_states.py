@@ -209,6 +209,26 @@ def test_one_key_at_a_time(isa, dtype, seed):
         assert_within(getattr(got, part), getattr(exact, part), getattr(honest, part), scale=scale[part], name=part)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("path", PATHS)
+def test_half_precision_is_rounded_once(isa, path, dtype, seed):
+    """The state of half-precision chunks is that of the same numbers in float32, rounded at the end."""
+    arrays = inputs(np.random.default_rng(seed), (), *PATHS[path], dtype=dtype)
+    got = stream(*arrays, (10, 20, 30))
+    wide = stream(*(x.astype(np.float32) for x in arrays), (10, 20, 30))
+    assert_same_bits(got.lse, wide.lse)
+    assert_same_bits(got.output, wide.output.astype(dtype_of(dtype)))
+
+
+@pytest.mark.parametrize("far", [-2000.0, 2000.0])
+def test_scores_far_from_zero_after_nothing(isa, far):
+    """Chunks that no row may see come first, in between and last."""
+    query, key, value = np.zeros((1, 2, 4)), np.zeros((1, 6, 4)), np.arange(6.0).reshape(1, 6, 1)
+    got = stream(query, key, value, (1, 2, 3, 5), mask=np.array([0, 0, 1, 0, 0, 1], bool), bias=np.full(6, far))
+    np.testing.assert_allclose(got.output, 3.5, rtol=1e-15)
+    np.testing.assert_allclose(got.lse, far + np.log(2), rtol=1e-15)
+
+
 def test_two_axes_and_the_other_layout(isa, seed):
     query, key, value = inputs(np.random.default_rng(seed), (2,), 4, 2, 5, 90, 8, 6)
     plain = stream(query, key, value, (30, 31), causal=True, q_offset=20)
