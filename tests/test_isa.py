@@ -97,11 +97,13 @@ def plan(q_heads, kv_heads, q_len, kv_len, head_dim=16, value_dim=None, dtype="f
     return taken[-1]
 
 
-def test_few_rows_pack_for_themselves_and_many_share(isa):
-    few, many = plan(8, 2, 16, 300), plan(8, 2, 17, 300)
-    assert not few["shared"] and many["shared"]
-    assert few["splits"] == many["splits"] == 1
-    assert plan(1, 1, 64, 300)["shared"] is False and plan(1, 1, 65, 300)["shared"] is True
+def test_few_rows_whole_heads_and_shared_keys(isa):
+    """Up to 64 rows of a kv head are one task. More are one task where the heads divide among the threads, or share."""
+    few, whole, shared = (plan(8, 2, q_len, 300, num_threads=n) for q_len, n in ((16, 7), (17, 2), (17, 7)))
+    assert not few["shared"] and few["block_q"] >= 64
+    assert not whole["shared"] and whole["block_q"] >= 68
+    assert shared["shared"] and shared["block_q"] < 68
+    assert few["splits"] == whole["splits"] == shared["splits"] == 1
 
 
 def test_few_rows_split_many_keys_by_their_number(isa):
