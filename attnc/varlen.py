@@ -70,14 +70,15 @@ def attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, *, causal=Fa
 
 
 def alike(v: VarlenArgs) -> list[list[int]]:
-    """Sequences with rows, in groups for one call each: of one path (few rows or many), within a factor of two in rows
+    """Sequences with rows, in groups for one call each: of one path (few rows or many), within a factor of four in rows
     and in keys, so that short ones do not pay for long ones; those with most work first, which balances the threads."""
     group = v.args.q_heads // v.args.kv_heads if v.args.kv_heads else 1
     groups: dict[tuple, list[int]] = {}
     q_lengths, kv_lengths = v.q_lengths.tolist(), v.kv_lengths.tolist()
     for i in np.argsort(-v.q_lengths * v.kv_lengths, kind="stable").tolist():
         if q_lengths[i]:
-            kind = (q_lengths[i] * group <= FEW_ROWS, q_lengths[i].bit_length(), kv_lengths[i].bit_length())
+            size = q_lengths[i].bit_length() // 2, kv_lengths[i].bit_length() // 2
+            kind = (q_lengths[i] * group <= FEW_ROWS, *size)
             groups.setdefault(kind, []).append(i)
     return list(groups.values())
 
