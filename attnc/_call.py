@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import _isa, threads
+from . import _isa
+from .threads import resolve
 
 ATTEND, SCORES, WEIGH, WEIGHTS = 0, 1, 2, 3
 _CODES = {"f": 0, "d": 1, "e": 2}  # by dtype character; a dtype of kind V that passes the checks is bfloat16
@@ -28,7 +29,7 @@ def call(mode: int, arrays: tuple, batch: tuple, sizes: tuple, options: tuple, n
     codes = tuple([0 if x is None else code(x.dtype) for x in arrays])
     if BFLOAT16 in codes:
         arrays = tuple([bits(x) for x in arrays])
-    count, explicit = threads.resolve(num_threads)
+    count, explicit = resolve(num_threads)
     return _isa.kernels.attention(mode, arrays, codes, batch, sizes, options, count, explicit)
 
 

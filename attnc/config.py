@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from . import _cpu, _isa, threads
+from . import _cpu, _isa
+from .threads import get_num_threads
 
 
 class Config(dict):
@@ -44,4 +45,4 @@ def show_config() -> Config:
     """
     return Config(
         version=version(), isa=_isa.isa(), available=_isa.available(), built=_cpu.BUILT,
-        left_out=_cpu.LEFT_OUT, threads=threads.get_num_threads(), openmp=_isa.kernels.openmp(), compiler=_cpu.COMPILER)
+        left_out=_cpu.LEFT_OUT, threads=get_num_threads(), openmp=_isa.kernels.openmp(), compiler=_cpu.COMPILER)

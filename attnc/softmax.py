@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import _call, _isa, threads
+from . import _call, _isa
 from ._checks import SoftmaxArgs, softmax_args
+from .threads import resolve
 
 
 def softmax(x, axis=-1, *, where=None, out=None, num_threads=None) -> np.ndarray:
@@ -68,7 +69,7 @@ def _run(a: SoftmaxArgs, logarithm: bool) -> np.ndarray:
         views = [None if array is None else _joined(array, axes) for array in (a.x, out, where)]
     x, target, where = views
     codes = tuple([0 if array is None else _call.code(array.dtype) for array in views])
-    count, explicit = threads.resolve(a.num_threads)
+    count, explicit = resolve(a.num_threads)
     _isa.kernels.softmax((_call.bits(x), _call.bits(target), where), codes, x.shape[:-1], x.shape[-1],
                          _call.code(a.acc), logarithm, count, explicit)
     if len(axes) > 1 and not np.may_share_memory(target, out):  # joining the axes took a copy

@@ -6,6 +6,7 @@
 
 enum { SKIP, PARTIAL, FULL };        /* what a group of rows sees of a block of keys */
 enum { GROUP_ROWS = 6 };             /* rows of a register tile */
+enum { DIRECT_KEYS = 64 };           /* keys of a step of the weighted sum over values in place */
 
 static inline ix least(ix a, ix b) { return a < b ? a : b; }
 static inline ix most(ix a, ix b) { return a > b ? a : b; }

@@ -23,6 +23,7 @@ cdef extern from "tiles.h" nogil:
     enum: F32, F64, F16, BF16
     enum: SKIP, PARTIAL, FULL
     enum: GROUP_ROWS
+    enum: DIRECT_KEYS
 
     ctypedef struct Array:
         char* data
@@ -47,8 +48,8 @@ cdef extern from "tiles.h" nogil:
         Py_ssize_t left, right
         double scale, softcap, c, unit
         int plain, flip, given_lse, arrays
-        Py_ssize_t rows, block_q, block_k, q_blocks, k_blocks, value_stride, split_k, splits
-        int whole, shared
+        Py_ssize_t rows, block_q, block_k, q_blocks, k_blocks, value_stride, depth_stride, split_k, splits
+        int whole, shared, direct
         Py_ssize_t keep
         Py_ssize_t width, pack_bytes, scratch_bytes, state_bytes
         int n_threads, stop
@@ -115,10 +116,12 @@ cdef extern from "tiles.h" nogil:
         void (*pack)(const Params*, Task*, Py_ssize_t, Packed) noexcept nogil
         int (*classify)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*scores)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Packed) noexcept nogil
+        void (*scores_direct)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*finish_scores)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*mask)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*softmax)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*values)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t, Packed) noexcept nogil
+        void (*values_direct)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*finish)(const Params*, Task*, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*prefetch_weights)(const Params*, const Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*store_kept)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil

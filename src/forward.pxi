@@ -115,7 +115,8 @@ cdef Packed keys_of(Work* w, Task* t, Py_ssize_t block) noexcept nogil:
     cdef Py_ssize_t head = t.batch * w.p.kv_heads + t.kv_head - w.first_head
     if w.p.shared:
         return packed_at(w, w.packed + (head * w.p.k_blocks + block) * w.p.pack_bytes)
-    w.tile.pack(&w.p, t, block, t.packed)
+    if not w.p.direct:
+        w.tile.pack(&w.p, t, block, t.packed)
     return t.packed
 
 
@@ -165,16 +166,28 @@ cdef void attend_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, Py_ssize_t 
         keep_part(w, t, kept, r, block)
     if seen == SKIP:
         return
-    tile.scores(p, t, r, n, kv)
+    scores(w, t, r, n, block, kv, seen)
+    tile.softmax(p, t, r, n, block)
+    if p.keep and p.k_blocks == 1:
+        tile.prefetch_weights(p, t, r, n, block)
+    if p.value_dim and p.direct:
+        tile.values_direct(p, t, r, n, block)
+    elif p.value_dim:
+        tile.values(p, t, r, n, block, kv)
+
+
+cdef void scores(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, Py_ssize_t block, Packed kv, int seen) noexcept nogil:
+    """Finished and masked scores of a group and block."""
+    cdef const Tile* tile = w.tile
+    cdef Params* p = &w.p
+    if p.direct:
+        tile.scores_direct(p, t, r, n, block)
+    else:
+        tile.scores(p, t, r, n, kv)
     if not p.plain:
         tile.finish_scores(p, t, r, n, block)
     if seen == PARTIAL:
         tile.mask(p, t, r, n, block)
-    tile.softmax(p, t, r, n, block)
-    if p.keep and p.k_blocks == 1:
-        tile.prefetch_weights(p, t, r, n, block)
-    if p.value_dim:
-        tile.values(p, t, r, n, block, kv)
 
 
 cdef void close_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, char* kept) noexcept nogil:
@@ -293,11 +306,7 @@ cdef void sweep(Work* w, Py_ssize_t i, Task* t, int thread, bint weights) noexce
             n = least(GROUP_ROWS, t.rows - r)
             seen = w.tile.classify(p, t, r, n, block)
             if seen != SKIP:
-                w.tile.scores(p, t, r, n, kv)
-                if not p.plain:
-                    w.tile.finish_scores(p, t, r, n, block)
-                if seen == PARTIAL:
-                    w.tile.mask(p, t, r, n, block)
+                scores(w, t, r, n, block, kv, seen)
             if weights:
                 w.tile.store_weights(p, t, r, n, block)
             else:

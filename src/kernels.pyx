@@ -105,7 +105,7 @@ cdef int start(Work* w, int threads, bint explicit) except -1:
     cdef int taken
     if w.p.rows * w.p.batches * w.p.kv_heads == 0:
         return 0
-    taken = enter_threads(threads, explicit)
+    taken = enter_threads(threads if worth_threads(&w.p) else 1, explicit)
     w.p.n_threads = taken
     try:
         divide(w)

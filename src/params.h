@@ -42,9 +42,11 @@ typedef struct {
 
     ix rows;                     /* q_len * group: query rows of one kv head, position-major */
     ix block_q, block_k, q_blocks, k_blocks;
+    ix depth_stride;             /* head_dim padded to whole vectors */
     ix value_stride;             /* value_dim padded to whole vectors: a row of the output accumulator */
     ix split_k, splits;          /* blocks of keys per split; 1 split unless the rows are few */
     int whole;                   /* a task takes a whole kv head and packs for itself */
+    int direct;                  /* so few rows that keys and values are read in place */
     int shared;                  /* keys and values packed once per kv head (else by the task that reads them) */
     ix keep;                     /* weights: parts (group, block) of scores a task keeps until the row sums are known */
     ix width;                    /* columns of a block in scratch: block_k, or what short keys need */

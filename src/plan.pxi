@@ -8,12 +8,14 @@ cdef enum:
     BLOCK_BYTES = 512 * 1024       # keys and values of a block: half of a 1 MB L2 (256 K: 3 % slower at D = 128)
     MOST_BLOCK_K = 512
     LEAST_BLOCK_K = 64
+    DIRECT_ROWS = 12               # up to here keys and values are read in place; packing costs a key about that many rows
     FEW_ROWS = 64                  # up to here one task holds all rows, packs for itself and the keys are split
     SPLIT_K = 1024                 # keys of a split
     BLOCK_Q = 96                   # rows of a task beyond that
     KEEP_BYTES = 384 * 1024        # scores a task keeps to turn them into dense weights
     SHARED_BYTES = 64 * 1024 * 1024
     STATE_BYTES = 16 * 1024 * 1024
+    LEAST_PARALLEL_WORK = 2000000  # FLOP, about 10 microseconds; opening a parallel region takes 2 to 5
     WHOLE_BYTES = 512 * 1024       # queries and sums of a task that takes a whole head: half of a 1 MB L2
 
 
@@ -45,6 +47,8 @@ cdef void divide(Work* w) noexcept nogil:
     cdef Params* p = &w.p
     cdef Py_ssize_t real = w.tile.real, heads = p.batches * p.kv_heads, per_head, kept_rows = 0
     p.value_stride = round_up(p.value_dim, w.tile.lanes)
+    p.depth_stride = round_up(p.head_dim, w.tile.lanes)
+    p.direct = p.rows <= DIRECT_ROWS and w.mode != WEIGH
     p.block_k = MOST_BLOCK_K
     while p.block_k > LEAST_BLOCK_K and p.block_k * (p.head_dim + p.value_dim) * real > BLOCK_BYTES:
         p.block_k //= 2
@@ -90,6 +94,12 @@ cdef void divide(Work* w) noexcept nogil:
         w.bytes += padded(16 * p.rows * heads)
 
 
+cdef bint worth_threads(const Params* p) noexcept nogil:
+    """Whether the call is long enough to share: products, and packing the keys as so many products of eight rows."""
+    cdef double work = 2.0 * (p.head_dim + p.value_dim) * p.kv_len * (p.rows + 8) * p.batches * p.kv_heads
+    return work >= LEAST_PARALLEL_WORK
+
+
 cdef bint whole_heads(const Params* p, Py_ssize_t real) noexcept nogil:
     """Whether a task takes a whole kv head and packs for itself: its rows fit beside a block of keys, and the heads
     divide among the threads without leaving one idle for long."""
@@ -112,12 +122,12 @@ cdef Py_ssize_t lay_out(const Work* w, char* s, Task* t) noexcept nogil:
     cdef const Params* p = &w.p
     cdef Py_ssize_t real = w.tile.real, rows = p.block_q, block = p.width, at = 0
     cdef Py_ssize_t[16] size = [
-        rows * p.head_dim * real, most(p.keep, 1) * GROUP_ROWS * block * real, rows * p.value_stride * real,
+        rows * p.depth_stride * real, most(p.keep, 1) * GROUP_ROWS * block * real, rows * p.value_stride * real,
         rows * p.value_stride * real, rows * real + 64, 64,
         rows * p.k_blocks * real + 64 if p.keep else 0, rows * 8, rows * sizeof(Row),
         GROUP_ROWS * block * real if p.bias.data != NULL else 0, GROUP_ROWS * block if p.arrays or w.mode == WEIGH else 0,
-        (most(most(p.head_dim, p.value_stride), block) + w.tile.lanes) * real,
-        0 if p.shared else p.pack_bytes, p.keep * sizeof(Range), rows * sizeof(void*),
+        (most(most(2 * p.depth_stride, p.value_stride), block) + w.tile.lanes) * real,
+        direct_bytes(w) if p.direct else 0 if p.shared else p.pack_bytes, p.keep * sizeof(Range), rows * sizeof(void*),
         GROUP_ROWS * 64]
     cdef Py_ssize_t[16] place
     cdef int i
@@ -135,11 +145,21 @@ cdef Py_ssize_t lay_out(const Work* w, char* s, Task* t) noexcept nogil:
     return padded(at)
 
 
+cdef Py_ssize_t direct_bytes(const Work* w) noexcept nogil:
+    """Two copies of a chunk of a step's values, and the list of those kept apart."""
+    return 2 * DIRECT_KEYS * w.tile.panel * w.tile.real + DIRECT_KEYS * 4 + 64
+
+
 cdef Packed packed_at(const Work* w, char* s) noexcept nogil:
     """The parts of one packed block of keys and values."""
     cdef const Params* p = &w.p
     cdef Packed kv
     kv.keys = s
+    if p.direct:
+        kv.values = s + DIRECT_KEYS * w.tile.panel * w.tile.real
+        kv.n_apart = <Py_ssize_t*> (s + 2 * DIRECT_KEYS * w.tile.panel * w.tile.real)
+        kv.apart = <int*> (<char*> kv.n_apart + 64)
+        return kv
     kv.values = s + padded(p.width * p.head_dim * w.tile.real)
     kv.n_apart = <Py_ssize_t*> (s + p.pack_bytes - padded(p.width * 4 + 64))
     kv.apart = <int*> (<char*> kv.n_apart + 64)

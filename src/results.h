@@ -200,7 +200,7 @@ static void T(weigh)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv)
         for (ix r = 0; r < n; r++)
             for (ix k = 0; k < *kv.n_apart; k++) t->allow[r * p->width + kv.apart[k]] = P_(s)[r * p->width + kv.apart[k]] != 0;
         t->choose = 1;
-        T(values_apart)(p, t, r0, n, block, kv);
+        T(add_apart)(p, t, r0, n, block, kv.apart, *kv.n_apart, 0, p->value_dim);
         for (ix r = 0; r < n; r++)
             for (ix k = 0; k < *kv.n_apart; k++) P_(s)[r * p->width + kv.apart[k]] = 0;
     }

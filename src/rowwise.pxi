@@ -11,14 +11,14 @@ cdef struct RowWork:
 cdef enum:
     ROW_SCRATCH = 2 * 16384 + 128      # two buffers of softmax.h
     ROW_TASK = 65536                   # elements of a task, about 30 microseconds of work
-    LEAST_PARALLEL = 2 * 65536         # elements below which threads cost more than they save
+    LEAST_PARALLEL_ROWS = 2 * 65536         # elements below which threads cost more than they save
 
 
 cdef int start_rows(RowWork* w, int threads, bint explicit) except -1:
     cdef int taken
     if w.op.rows * w.op.n == 0:
         return 0
-    taken = enter_threads(threads if w.op.rows * w.op.n > LEAST_PARALLEL else 1, explicit)
+    taken = enter_threads(threads if w.op.rows * w.op.n > LEAST_PARALLEL_ROWS else 1, explicit)
     try:
         w.rows_of_a_task = most(1, ROW_TASK // w.op.n)
         w.scratch = <char*> aligned_memory(ROW_SCRATCH * taken)

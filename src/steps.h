@@ -5,6 +5,7 @@ INLINE REAL T(exp2_one)(REAL t) { return V(exp2)(V(set1)(t))[0]; }
 
 #include "rows.h"
 #include "tile.h"
+#include "direct.h"
 #include "results.h"
 #include "softmax.h"
 

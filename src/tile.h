@@ -103,23 +103,28 @@ static void T(pack)(const Params *p, Task *t, ix block, Packed kv) {
 
 /* ------------------------------------------------------------------------------------------------------ begin */
 
-/* Find the query rows (a copy where they are not REAL without gaps, or change sign), and set the state of empty rows. */
+/* Find the query rows (a copy where they are not REAL without gaps, or change), and set the state of empty rows. */
 static void T(begin)(const Params *p, Task *t) {
     const Array *a = &p->query;
     ix depth = p->head_dim;
     for (ix r = 0; r < t->rows; r++) {
         P_(row_max)[r] = -INFINITY;
         t->row_sum[r] = 0;
-        t->q_rows[r] = P_(q) + r * depth;
+        REAL *copy = P_(q) + r * p->depth_stride;
+        t->q_rows[r] = copy;
         if (t->row[r].position >= t->lengths.q_length) {      /* padding, or another sequence's: not to be read */
-            memset(P_(q) + r * depth, 0, depth * sizeof(REAL));
+            memset(copy, 0, p->depth_stride * sizeof(REAL));
             continue;
         }
         const char *src = t->query + t->row[r].position * a->row + t->row[r].head * a->head;
-        REAL *copy = P_(q) + r * depth;
         const REAL *x = T(row)(src, a->col, a->dtype, depth, copy);
         if (p->flip) {
             for (ix d = 0; d < depth; d++) copy[d] = -x[d];
+            x = copy;
+        }
+        if (p->direct && depth < p->depth_stride) {           /* whole vectors, with zeros behind */
+            if (x != copy) memcpy(copy, x, depth * sizeof(REAL));
+            for (ix d = depth; d < p->depth_stride; d++) copy[d] = 0;
             x = copy;
         }
         t->q_rows[r] = x;
@@ -379,25 +384,33 @@ static void T(softmax)(const Params *p, Task *t, ix r0, ix n, ix block) {
 /* ----------------------------------------------------------------------------------------------------- values */
 
 /* o = o * alpha + weights @ values for rows x vectors. The rescaling is one fma where the sums are stored; as their start
- * value it would cost the same, but every addition would round at the size of all blocks before instead of this one. */
-INLINE void T(values_tile)(const int rows, const int vectors, const REAL *w, ix w_stride, const REAL *v, ix keys,
-                           const REAL *alpha, REAL *o, ix o_stride) {
+ * value it would cost the same, but every addition would round at the size of all blocks before instead of this one.
+ * With `check`, sums that are not all finite are not stored, and the answer is 0. */
+INLINE int T(values_tile)(const int rows, const int vectors, const int check, const REAL *w, ix w_stride, const REAL *v, ix v_stride,
+                          ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     VEC sum[GROUP_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(set1)(0);
-    for (ix j = 0; j < keys; j++, v += vectors * LANES) {
+    for (ix j = 0; j < keys; j++, v += v_stride) {
         VEC value[TILE_VECTORS];
-        UNROLL for (int i = 0; i < vectors; i++) value[i] = V(load)(v + i * LANES);
+        UNROLL for (int i = 0; i < vectors; i++) value[i] = V(loadu)(v + i * LANES);
         UNROLL for (int r = 0; r < rows; r++) {
             VEC x = V(set1)(w[r * w_stride + j]);
             UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(fma)(x, value[i], sum[r][i]);
         }
+    }
+    if (check) {
+        VINT odd = {0}, none = {0};
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int i = 0; i < vectors; i++) odd |= ~(sum[r][i] - sum[r][i] == 0);
+        if (memcmp(&odd, &none, sizeof none)) return 0;
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) {
             REAL *x = o + r * o_stride + i * LANES;
             V(store)(x, V(fma)(V(set1)(alpha[r]), V(load)(x), sum[r][i]));
         }
+    return 1;
 }
 
 INLINE void T(values_rows)(const int rows, const Params *p, const Task *t, REAL *o, const REAL *values, ix keys_in_block) {
@@ -406,45 +419,51 @@ INLINE void T(values_rows)(const int rows, const Params *p, const Task *t, REAL 
     for (ix c = 0; c < chunks; c++) {
         ix from = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - from;
         const REAL *v = values + from * LANES * keys_in_block + t->column * vectors * LANES;
-#define TILE(vectors) T(values_tile)(rows, vectors, w, p->width, v, keys, P_(alpha), o + from * LANES, p->value_stride)
+#define TILE(vectors) T(values_tile)(rows, vectors, 0, w, p->width, v, vectors * LANES, keys, P_(alpha), \
+                                              o + from * LANES, p->value_stride)
         VECTOR_CASES(TILE)
 #undef TILE
     }
 }
 
-/* Values kept apart: weight times value, key by key, only for rows that may see the key. Large ones are summed apart and
- * scaled, so that they can not overflow before the division by the row sum. */
-static void T(values_apart)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) {
+/* Values kept apart: weight times value, key by key, in columns start .. stop, only for rows that may see the key. Large
+ * ones are summed apart and scaled, so that they can not overflow before the division by the row sum. */
+static void T(add_apart)(const Params *p, Task *t, ix r0, ix n, ix block, const int32_t *apart, ix n_apart, ix start, ix stop) {
     const Array *a = &p->value;
     ix first = block * p->block_k;
+    if (!n_apart) return;
     if (!t->uses_apart) memset(t->apart_o, 0, t->rows * p->value_stride * sizeof(REAL));
     t->uses_apart = 1;
-    for (ix k = 0; k < *kv.n_apart; k++) {
-        ix j = kv.apart[k];
+    for (ix k = 0; k < n_apart; k++) {
+        ix j = apart[k];
         if (j < t->column || j >= t->columns) continue;
-        T(load_row)(t->value + (first + j) * a->row, a->col, a->dtype, p->value_dim, t->line);
-        const REAL *v = t->line;
+        T(load_row)(t->value + (first + j) * a->row + start * a->col, a->col, a->dtype, stop - start, t->line);
         for (ix r = r0; r < r0 + n; r++) {
             if (first + j < t->row[r].start || first + j >= t->row[r].stop) continue;
             if (t->choose && !t->allow[(r - r0) * p->width + j]) continue;
             REAL w = P_(s)[(r - r0) * p->width + j], *o = P_(o) + r * p->value_stride, *big = P_(apart_o) + r * p->value_stride;
-            for (ix i = 0; i < p->value_dim; i++) {
-                if (FABS(v[i]) < APART) o[i] += w * v[i];
-                else big[i] += w * (v[i] * APART_SCALE);
+            for (ix i = start; i < stop; i++) {
+                REAL v = ((const REAL *)t->line)[i - start];
+                if (FABS(v) < APART) o[i] += w * v;
+                else big[i] += w * (v * APART_SCALE);
             }
         }
     }
+}
+
+static void T(rescale_apart)(const Params *p, Task *t, ix r0, ix n) {
+    if (t->uses_apart)
+        for (ix r = 0; r < n; r++)
+            for (ix i = 0; i < p->value_stride; i++) P_(apart_o)[(r0 + r) * p->value_stride + i] *= P_(alpha)[r];
 }
 
 static void T(values)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) {
     REAL *o = P_(o) + r0 * p->value_stride;
     const REAL *values = kv.values;
     ix keys_in_block = least(p->block_k, t->lengths.kv_length - block * p->block_k);
-    if (t->uses_apart)
-        for (ix r = 0; r < n; r++)
-            for (ix i = 0; i < p->value_stride; i++) P_(apart_o)[(r0 + r) * p->value_stride + i] *= P_(alpha)[r];
+    T(rescale_apart)(p, t, r0, n);
 #define ROWS(rows) T(values_rows)(rows, p, t, o, values, keys_in_block)
     ROW_CASES(ROWS)
 #undef ROWS
-    if (*kv.n_apart) T(values_apart)(p, t, r0, n, block, kv);
+    T(add_apart)(p, t, r0, n, block, kv.apart, *kv.n_apart, 0, p->value_dim);
 }

@@ -41,10 +41,12 @@ typedef struct {
     void (*pack)(const Params *, Task *, ix, Packed);
     int (*classify)(const Params *, Task *, ix, ix, ix);
     void (*scores)(const Params *, Task *, ix, ix, Packed);
+    void (*scores_direct)(const Params *, Task *, ix, ix, ix);
     void (*finish_scores)(const Params *, Task *, ix, ix, ix);
     void (*mask)(const Params *, Task *, ix, ix, ix);
     void (*softmax)(const Params *, Task *, ix, ix, ix);
     void (*values)(const Params *, Task *, ix, ix, ix, Packed);
+    void (*values_direct)(const Params *, Task *, ix, ix, ix);
     void (*finish)(const Params *, Task *, ix, ix);
     void (*prefetch_weights)(const Params *, const Task *, ix, ix, ix);
     void (*store_kept)(const Params *, Task *, ix, ix, ix);
@@ -61,7 +63,7 @@ typedef struct {
 
 #define TILE(type, real, lanes) { \
     sizeof(real), lanes * TILE_VECTORS, lanes, begin_##type, pack_##type, classify_##type, scores_##type, \
-    finish_scores_##type, mask_##type, softmax_##type, values_##type, finish_##type, prefetch_weights_##type, store_kept_##type, \
+    scores_direct_##type, finish_scores_##type, mask_##type, softmax_##type, values_##type, values_direct_##type, finish_##type, prefetch_weights_##type, store_kept_##type, \
     store_weights_##type, store_scores_##type, save_state_##type, merge_state_##type, save_row_stats_##type, \
     load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type }
 
