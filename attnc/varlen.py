@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 
 from . import _call
 from ._checks import VarlenArgs, varlen_args
 from .results import AttentionResult
 
-FEW_ROWS = 64  # as in src/plan.pxi: up to so many rows of a kv head its keys are split, which rounds differently
+# DIRECT_ROWS and FEW_ROWS of src/plan.pxi: up to so many rows of a kv head its keys are read in place, or are split.
+# Each path sums in an order of its own, so that a sequence keeps its bits only on the path that it takes alone.
+PATH_ROWS = (12, 64)
 
 
 def attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, *, causal=False, window=None, scale=None,
@@ -70,15 +74,15 @@ def attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, *, causal=Fa
 
 
 def alike(v: VarlenArgs) -> list[list[int]]:
-    """Sequences with rows, in groups for one call each: of one path (few rows or many), within a factor of four in rows
-    and in keys, so that short ones do not pay for long ones; those with most work first, which balances the threads."""
+    """Sequences with rows, in groups for one call each: of one path, within a factor of four in rows and in keys, so
+    that short ones do not pay for long ones; those with most work first, which balances the threads."""
     group = v.args.q_heads // v.args.kv_heads if v.args.kv_heads else 1
     groups: dict[tuple, list[int]] = {}
     q_lengths, kv_lengths = v.q_lengths.tolist(), v.kv_lengths.tolist()
     for i in np.argsort(-v.q_lengths * v.kv_lengths, kind="stable").tolist():
         if q_lengths[i]:
-            size = q_lengths[i].bit_length() // 2, kv_lengths[i].bit_length() // 2
-            kind = (q_lengths[i] * group <= FEW_ROWS, *size)
+            path = bisect_left(PATH_ROWS, q_lengths[i] * group)
+            kind = path, q_lengths[i].bit_length() // 2, kv_lengths[i].bit_length() // 2
             groups.setdefault(kind, []).append(i)
     return list(groups.values())
 

@@ -8,7 +8,7 @@ import attnc
 from attnc import reference
 from attnc._checks import varlen_args
 from attnc.testing import assert_within, exact_attention
-from attnc.varlen import FEW_ROWS, alike
+from attnc.varlen import PATH_ROWS, alike
 
 LENGTHS = {
     "one": ([5], [7]),
@@ -84,7 +84,7 @@ def test_the_twin_is_one_by_one(seed):
 def test_the_path_of_a_sequence_alone(isa, q_heads, kv_heads, seed):
     """Few rows and many, on both sides of the border: keys are split in the packed call as they are alone."""
     group = q_heads // kv_heads
-    border = FEW_ROWS // group
+    border = PATH_ROWS[-1] // group
     q_lengths = [border, border + 1, 1, border - 1 or 2, border + 2]
     q_bounds, k_bounds = np.concatenate(([0], np.cumsum(q_lengths))), np.arange(6) * 2100
     random = np.random.default_rng(seed)
@@ -96,11 +96,22 @@ def test_the_path_of_a_sequence_alone(isa, q_heads, kv_heads, seed):
         for i in range(5):
             rows, keys = slice(*q_bounds[i:i + 2]), slice(*k_bounds[i:i + 2])
             attnc.attention(query[rows], key[keys], key[keys], layout="bnhd")
-    assert [plan["splits"] > 1 for plan in alone] == [n * group <= FEW_ROWS for n in q_lengths]
+    assert [plan["splits"] > 1 for plan in alone] == [n * group <= PATH_ROWS[-1] for n in q_lengths]
     groups = alike(varlen_args(query, key, key, q_bounds, k_bounds, alibi_slopes=None, want=()))
     assert sorted(i for group in groups for i in group) == [0, 1, 2, 3, 4] and len(groups) == len(taken)
     for sequences, plan in zip(groups, taken, strict=True):
         assert {(alone[i]["splits"], alone[i]["block_k"]) for i in sequences} == {(plan["splits"], plan["block_k"])}
+
+
+@pytest.mark.parametrize("q_heads, kv_heads, kv_len", [(1, 1, 33), (2, 2, 1100), (6, 2, 40)])
+def test_every_number_of_rows(isa, q_heads, kv_heads, kv_len, seed):
+    """Lengths 1 to 100 in one packed call: a path of the kernels with a border that is not in PATH_ROWS would show."""
+    random = np.random.default_rng(seed)
+    q_bounds, k_bounds = np.concatenate(([0], np.cumsum(np.arange(1, 101)))), np.arange(101) * kv_len
+    query = normal(random, (q_bounds[-1], q_heads, 19))
+    key, value = (normal(random, (k_bounds[-1], kv_heads, dim)) for dim in (19, 21))
+    arrays = query, key, value, q_bounds, k_bounds
+    assert_same_bits(attnc.attention_varlen(*arrays, want="lse"), one_by_one(attnc.attention, *arrays))
 
 
 def test_groups_are_alike_and_the_longest_come_first():
