@@ -3,21 +3,26 @@
  * Keys and values are read where they are, once: the call is bound by that reading. A score is a dot product along the
  * lanes; sixteen of them (LANES) are summed across by one transposition. Values enter the same tile as packed ones do. */
 
-/* Products of rows with two keys, lane by lane: part[row][key] gets the sums before they are added over the lanes. */
+/* Products of rows with two keys, lane by lane: part[row][key] gets the sums before they are added over the lanes. A deep
+ * product is a sum of chains, as in tile.h. */
 INLINE void T(dots)(const int rows, const REAL *const *q, const REAL *k0, const REAL *k1, ix depth, VEC (*part)[LANES], ix key) {
-    VEC sum0[GROUP_ROWS], sum1[GROUP_ROWS];
-    UNROLL for (int r = 0; r < rows; r++) sum0[r] = sum1[r] = V(set1)(0);
-    for (ix d = 0; d < depth; d += LANES) {
-        VEC x0 = V(loadu)(k0 + d), x1 = V(loadu)(k1 + d);
-        UNROLL for (int r = 0; r < rows; r++) {
-            VEC y = V(loadu)(q[r] + d);
-            sum0[r] = V(fma)(x0, y, sum0[r]);
-            sum1[r] = V(fma)(x1, y, sum1[r]);
+    UNROLL for (int r = 0; r < rows; r++) part[r][key] = part[r][key + 1] = V(set1)(0);
+    for (ix d = 0, stop; d < depth; d = stop) {
+        VEC sum0[GROUP_ROWS], sum1[GROUP_ROWS];
+        UNROLL for (int r = 0; r < rows; r++) sum0[r] = sum1[r] = V(set1)(0);
+        stop = least(depth, d + T(CHAIN) * LANES);
+        for (ix i = d; i < stop; i += LANES) {
+            VEC x0 = V(loadu)(k0 + i), x1 = V(loadu)(k1 + i);
+            UNROLL for (int r = 0; r < rows; r++) {
+                VEC y = V(loadu)(q[r] + i);
+                sum0[r] = V(fma)(x0, y, sum0[r]);
+                sum1[r] = V(fma)(x1, y, sum1[r]);
+            }
         }
-    }
-    UNROLL for (int r = 0; r < rows; r++) {
-        part[r][key] = sum0[r];
-        part[r][key + 1] = sum1[r];
+        UNROLL for (int r = 0; r < rows; r++) {
+            part[r][key] += sum0[r];
+            part[r][key + 1] += sum1[r];
+        }
     }
 }
 

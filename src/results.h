@@ -126,6 +126,14 @@ INLINE double *T(state_sum)(const Params *p, REAL *state) { return (double *)(st
 
 static void T(save_state)(const Params *p, Task *t, char *states) {
     ix width = p->value_stride;
+    for (ix i = 0; i < t->rows * width; i++) {       /* sums so large that states of them could overflow go apart */
+        REAL *o = P_(o) + i;
+        if (!(FABS(*o) >= APART)) continue;
+        if (!t->uses_apart) memset(t->apart_o, 0, t->rows * width * sizeof(REAL));
+        t->uses_apart = 1;
+        P_(apart_o)[i] += *o * APART_SCALE;
+        *o = 0;
+    }
     for (ix r = 0; r < t->rows; r++) {
         REAL *x = T(state)(p, states, r);
         memcpy(x, P_(o) + r * width, width * sizeof(REAL));

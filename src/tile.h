@@ -399,17 +399,15 @@ INLINE int T(values_tile)(const int rows, const int vectors, const int check, co
             UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(fma)(x, value[i], sum[r][i]);
         }
     }
-    if (check) {
-        VINT odd = {0}, none = {0};
-        UNROLL for (int r = 0; r < rows; r++)
-            UNROLL for (int i = 0; i < vectors; i++) odd |= ~(sum[r][i] - sum[r][i] == 0);
-        if (memcmp(&odd, &none, sizeof none)) return 0;
-    }
+    VINT odd = {0}, none = {0};
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) {
-            REAL *x = o + r * o_stride + i * LANES;
-            V(store)(x, V(fma)(V(set1)(alpha[r]), V(load)(x), sum[r][i]));
+            sum[r][i] = V(fma)(V(set1)(alpha[r]), V(load)(o + r * o_stride + i * LANES), sum[r][i]);
+            if (check) odd |= ~(sum[r][i] - sum[r][i] == 0);
         }
+    if (check && memcmp(&odd, &none, sizeof none)) return 0;
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) V(store)(o + r * o_stride + i * LANES, sum[r][i]);
     return 1;
 }
 
