@@ -1,4 +1,4 @@
-"""How many threads a call uses: its argument, the default set here, ATTNC_NUM_THREADS, or what OpenMP and the cgroup allow."""
+"""How many threads a call uses: its argument, the default, ATTNC_NUM_THREADS, or what OpenMP and the cgroup allow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from . import _isa
 from ._checks import check_num_threads
@@ -14,14 +13,18 @@ from ._checks import check_num_threads
 
 def _cgroup_limit() -> int:
     """Processors that the quota of this process's cgroup pays for, rounded up; a large number if there is none."""
-    for path in ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"):
+    version_2, version_1 = "/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_"
+    for paths in ((version_2,), (version_1 + "quota_us", version_1 + "period_us")):
         with contextlib.suppress(OSError, ValueError):
-            quota, *period = Path(path).read_text().split()
-            if not period:
-                period = [Path(path).with_name("cpu.cfs_period_us").read_text()]
-            if int(quota) > 0:
-                return max(1, math.ceil(int(quota) / int(period[0])))
+            quota, period = map(int, " ".join(map(_read, paths)).split())
+            if quota > 0:
+                return max(1, math.ceil(quota / period))
     return 1 << 20
+
+
+def _read(path: str) -> str:
+    with open(path) as file:  # pathlib would take longer to import than all of attnc
+        return file.read()
 
 
 def _from_environment() -> int | None:
