@@ -12,7 +12,8 @@ _CODES = {"f": 0, "d": 1, "e": 2}  # by dtype character; a dtype of kind V that 
 BFLOAT16 = 3
 
 
-def run(mode: int, a, *, value=None, out=None, lse=None, weights=None, scores=None, scale: float | None = None) -> tuple:
+def run(mode: int, a, *, value=None, out=None, lse=None, weights=None, scores=None,
+        scale: float | None = None) -> tuple:
     """Call the kernels for the arguments `a`; arrays that are None are not read or written. Returns how it was cut."""
     left, right = a.window or (None, None)
     arrays = (

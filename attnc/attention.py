@@ -1,4 +1,4 @@
-"""Attention and its links: scores, weights, weighted sum, and all of them fused; checked, allocated, and given to the kernels."""
+"""Attention and its links, scores, weights, weighted sum: arguments checked, results allocated, kernels called."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from . import _call
 from ._checks import attention_args, check_lse, weighted_sum_args
+from ._checks.arrays import as_array
 from .results import AttentionResult
 
 
@@ -15,8 +16,8 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
               ) -> np.ndarray | AttentionResult:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, row by row, without the matrix of weights.
 
-    Row ``i`` stands at position ``i + q_offset``, key ``j`` at ``j``. With ``causal=True`` a row sees the keys up to its
-    own position; by default the last row sees the last key (bottom-right), here for 2 rows and 4 keys::
+    Row ``i`` stands at position ``i + q_offset``, key ``j`` at ``j``. With ``causal=True`` a row sees the keys up to
+    its own position; by default the last row sees the last key (bottom-right), here for 2 rows and 4 keys::
 
         1 1 1 0
         1 1 1 1
@@ -90,8 +91,8 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
     array([[2.5, 5. ]], dtype=float32)
     """
     a = attention_args(
-        query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
-        scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+        query, key, as_array("value", value), mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window,
+        q_offset=q_offset, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
         k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, want=want, out=out,
         num_threads=num_threads)
     output = np.empty(a.out_shape, a.dtype) if out is None else out

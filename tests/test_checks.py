@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import attnc
 from attnc import reference
 from attnc._checks import attention_args, softmax_args, weighted_sum_args
 
@@ -342,6 +343,13 @@ def test_the_reference_checks_its_arguments(name):
         function(*arrays)
     with pytest.raises(ValueError, match="num_threads"):
         function(*(x.real for x in arrays), num_threads=0)
+
+
+@pytest.mark.parametrize("module", [attnc, reference])
+def test_attention_without_values_is_refused(module):
+    """The checks know "no value" for the sake of attention_scores; attention itself needs one."""
+    with pytest.raises(TypeError, match="value must be an array, got None"):
+        module.attention(QUERY, KEY, None)
 
 
 def test_nothing_is_written_when_a_check_fails():

@@ -6,6 +6,7 @@ import numpy as np
 
 from .. import masks
 from .._checks import Args, WeightedSumArgs, attention_args, check_lse, weighted_sum_args
+from .._checks.arrays import as_array
 from ..results import AttentionResult
 from ._scores import masked_scores, per_query_head
 from ._softmax import softmax_of_scores
@@ -79,8 +80,8 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
     array([[3., 6.]])
     """
     a = attention_args(
-        query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
-        scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+        query, key, as_array("value", value), mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window,
+        q_offset=q_offset, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
         k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, want=want, out=out,
         num_threads=num_threads)
     with np.errstate(all="ignore"):
