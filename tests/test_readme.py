@@ -1,11 +1,14 @@
-"""README.md: its examples run and give what they show, and its speed table is the committed measurement."""
+"""README.md: its examples run, its tables are whole, its speeds are the committed measurement; the map of files too."""
 
 import doctest
 import importlib.util
+import inspect
 import json
 import re
 import textwrap
 from pathlib import Path
+
+import attnc
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -40,6 +43,26 @@ def test_the_examples_give_what_they_show():
 def test_an_example_that_shows_something_else_is_found():
     assert failures(TEXT.replace("▁kitabı    17.541   3.101  0.3530", "▁kitabı    17.541   3.101  0.3531"))
     assert failures("```python\n>>> 1 / 0\n```\n")
+
+
+def test_the_table_of_options_has_every_option():
+    [table] = re.findall(r"^\| option .*?\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+    named = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    functions = attnc.attention, attnc.attention_scores, attnc.attention_weights
+    options = {p.name for f in functions for p in inspect.signature(f).parameters.values() if p.default is not p.empty}
+    assert sorted(named) == sorted(options)
+
+
+def test_the_map_names_every_file_of_the_package_and_its_sources():
+    """By name and as often as there are files of that name."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [found] = re.findall(r"^## Map$.*?^### Around them$", text, re.MULTILINE | re.DOTALL)
+    cells = [row.split("|")[1] for row in found.splitlines() if row.startswith("| `")]
+    lines = [line for line in found.splitlines() if line.startswith("`attnc/")]
+    named = [Path(name).name for part in cells + lines for name in re.findall(r"`([\w/]+\.(?:pyx|pxi|py|h))`", part)]
+    there = [path.name for folder in ("attnc", "src") for kind in ("py", "pyx", "pxi", "h")
+             for path in (ROOT / folder).rglob(f"*.{kind}")]
+    assert sorted(named) == sorted(there)
 
 
 def test_the_files_that_it_links_exist():
