@@ -49,7 +49,7 @@ cdef extern from "tiles.h" nogil:
         double scale, softcap, c, unit
         int plain, flip, given_lse, arrays
         Py_ssize_t rows, block_q, block_k, q_blocks, k_blocks, value_stride, depth_stride, split_k, splits
-        int whole, shared, direct
+        int whole, shared, direct, copied
         Py_ssize_t keep
         Py_ssize_t width, pack_bytes, scratch_bytes, state_bytes
         int n_threads, stop

@@ -46,6 +46,7 @@ typedef struct {
     ix value_stride;             /* value_dim padded to whole vectors: a row of the output accumulator */
     ix split_k, splits;          /* blocks of keys per split; 1 split unless the rows are few */
     int whole;                   /* a task takes a whole kv head and packs for itself */
+    int copied;                  /* query rows are copied before use */
     int direct;                  /* so few rows that keys and values are read in place */
     int shared;                  /* keys and values packed once per kv head (else by the task that reads them) */
     ix keep;                     /* weights: parts (group, block) of scores a task keeps until the row sums are known */

@@ -13,10 +13,10 @@ cdef enum:
     SPLIT_K = 1024                 # keys of a split
     BLOCK_Q = 96                   # rows of a task beyond that
     KEEP_BYTES = 384 * 1024        # scores a task keeps to turn them into dense weights
-    SHARED_BYTES = 64 * 1024 * 1024
+    SHARED_BYTES = 16 * 1024 * 1024  # keys and values of a round; above 32 MB the C library would map new pages each call
     STATE_BYTES = 16 * 1024 * 1024
     LEAST_PARALLEL_WORK = 2000000  # FLOP, about 10 microseconds; opening a parallel region takes 2 to 5
-    WHOLE_BYTES = 512 * 1024       # queries and sums of a task that takes a whole head: half of a 1 MB L2
+    WHOLE_BYTES = 900 * 1024       # rows and block of a task that takes a whole head: with the rest, 1 MB a thread
 
 
 cdef Py_ssize_t padded(Py_ssize_t nbytes) noexcept nogil:
@@ -49,6 +49,7 @@ cdef void divide(Work* w) noexcept nogil:
     p.value_stride = round_up(p.value_dim, w.tile.lanes)
     p.depth_stride = round_up(p.head_dim, w.tile.lanes)
     p.direct = p.rows <= DIRECT_ROWS and w.mode != WEIGH
+    p.copied = queries_copied(p, real)
     p.block_k = MOST_BLOCK_K
     while p.block_k > LEAST_BLOCK_K and p.block_k * (p.head_dim + p.value_dim) * real > BLOCK_BYTES:
         p.block_k //= 2
@@ -104,8 +105,18 @@ cdef bint whole_heads(const Params* p, Py_ssize_t real) noexcept nogil:
     """Whether a task takes a whole kv head and packs for itself: its rows fit beside a block of keys, and the heads
     divide among the threads without leaving one idle for long."""
     cdef Py_ssize_t heads = p.batches * p.kv_heads, threads = p.n_threads
-    return (p.rows * (p.head_dim + p.value_stride) * real <= WHOLE_BYTES
-            and 20 * round_up(heads, threads) <= 21 * heads)
+    cdef Py_ssize_t row = (p.depth_stride if p.copied else 0) + 2 * p.value_stride
+    return p.rows * row * real + p.pack_bytes <= WHOLE_BYTES and 20 * round_up(heads, threads) <= 21 * heads
+
+
+cdef bint queries_copied(const Params* p, Py_ssize_t real) noexcept nogil:
+    """Whether some query row can not be read in place: another dtype, gaps, a sign to change, padding to be zero."""
+    cdef const Array* a = &p.query
+    cdef Py_ssize_t i, odd = <Py_ssize_t> a.data | a.row | a.head
+    for i in range(a.n_batch):
+        odd |= a.strides[i]
+    return (a.dtype != p.type or a.col != real or odd % real != 0 or p.flip or p.q_lengths.data != NULL
+            or p.direct and p.head_dim < p.depth_stride)
 
 
 cdef Py_ssize_t rows_of_a_task(Params* p) noexcept nogil:
@@ -122,7 +133,7 @@ cdef Py_ssize_t lay_out(const Work* w, char* s, Task* t) noexcept nogil:
     cdef const Params* p = &w.p
     cdef Py_ssize_t real = w.tile.real, rows = p.block_q, block = p.width, at = 0
     cdef Py_ssize_t[16] size = [
-        rows * p.depth_stride * real, most(p.keep, 1) * GROUP_ROWS * block * real, rows * p.value_stride * real,
+        rows * p.depth_stride * real if p.copied else 0, most(p.keep, 1) * GROUP_ROWS * block * real, rows * p.value_stride * real,
         rows * p.value_stride * real, rows * real + 64, 64,
         rows * p.k_blocks * real + 64 if p.keep else 0, rows * 8, rows * sizeof(Row),
         GROUP_ROWS * block * real if p.bias.data != NULL else 0, GROUP_ROWS * block if p.arrays or w.mode == WEIGH else 0,

@@ -36,7 +36,8 @@ typedef struct {
     int has_peaks;
     double *row_sum;
     Range *kept_part;                    /* with keep: [group][block] columns kept */
-    void *bias_rows;                     /* [6][width] */
+    void *bias_rows;                     /* [6][width] copies */
+    const void *bias_row[GROUP_ROWS];    /* where the bias of a row is, from the first key of the part it sees */
     uint8_t *allow;                      /* [6][width] */
     void *line;                          /* one padded row while loading and storing */
     Packed packed;                       /* where this task packs, if it packs itself */

@@ -135,42 +135,46 @@ static void T(begin)(const Params *p, Task *t) {
 
 /* ------------------------------------------------------------------------- which places of a block a group sees */
 
+/* allow &= the bools at m, whose elements lie `stride` bytes apart */
+INLINE void T(and_bools)(uint8_t *restrict allow, const char *restrict m, ix stride, ix n) {
+    if (stride == 1) for (ix j = 0; j < n; j++) allow[j] &= m[j] != 0;        /* becomes vectors of bytes */
+    else if (stride == 0 && n > 0 && !*m) memset(allow, 0, n);
+    else if (stride != 0) for (ix j = 0; j < n; j++) allow[j] &= m[j * stride] != 0;
+}
+
 /* mask, key_mask, bias = -inf and segments as bytes; returns whether any / all of the part's places are allowed */
 static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *all) {
-    ix first = block * p->block_k, any = 0, every = 1;
+    ix first = block * p->block_k;
+    uint8_t any = 0, every = 1;
     for (ix r = r0; r < r0 + n; r++) {
         ix i = t->row[r].position, h = t->row[r].head, lo = most(t->row[r].start - first, t->column);
-        ix hi = least(t->row[r].stop - first, t->columns);
-        uint8_t *allow = t->allow + (r - r0) * p->width;
-        memset(allow, 0, t->to);
-        if (lo < hi) memset(allow + lo, 1, hi - lo);
-        if (p->mask.data) {
-            const char *m = t->mask + i * p->mask.row + h * p->mask.head + first * p->mask.col;
-            for (ix j = lo; j < hi; j++) allow[j] &= m[j * p->mask.col] != 0;
-        }
-        if (p->key_mask.data) {
-            const char *m = t->key_mask + first * p->key_mask.col;
-            for (ix j = lo; j < hi; j++) allow[j] &= m[j * p->key_mask.col] != 0;
-        }
+        ix hi = most(lo, least(t->row[r].stop - first, t->columns)), width = hi - lo, from = first + lo;
+        uint8_t *restrict row = t->allow + (r - r0) * p->width, *restrict allow = row + lo;
+        memset(row, 0, t->to);
+        memset(allow, 1, width);
+        if (p->mask.data)
+            T(and_bools)(allow, t->mask + i * p->mask.row + h * p->mask.head + from * p->mask.col, p->mask.col, width);
+        if (p->key_mask.data) T(and_bools)(allow, t->key_mask + from * p->key_mask.col, p->key_mask.col, width);
         if (p->q_segments.data) {
             int64_t mine = *(const int64_t *)(t->q_segments + i * p->q_segments.row);
-            const char *k = t->k_segments + first * p->k_segments.col;
-            for (ix j = lo; j < hi; j++) allow[j] &= mine >= 0 && *(const int64_t *)(k + j * p->k_segments.col) == mine;
+            const char *k = t->k_segments + from * p->k_segments.col;
+            for (ix j = 0; j < width; j++) allow[j] &= mine >= 0 && *(const int64_t *)(k + j * p->k_segments.col) == mine;
         }
         if (p->bias.data) {
-            REAL *b = P_(bias_rows) + (r - r0) * p->width;
-            if (lo < hi)
-                T(load_row)(t->bias + i * p->bias.row + h * p->bias.head + (first + lo) * p->bias.col, p->bias.col,
-                            p->bias.dtype, hi - lo, b + lo);
-            for (ix j = lo; j < hi; j++) allow[j] &= b[j] != -INFINITY;
+            const char *src = t->bias + i * p->bias.row + h * p->bias.head + from * p->bias.col;
+            REAL *copy = P_(bias_rows) + (r - r0) * p->width + lo;
+            const REAL *restrict b = T(row)(src, p->bias.col, p->bias.dtype, width, copy);
+            t->bias_row[r - r0] = b;
+            for (ix j = 0; j < width; j++) allow[j] &= b[j] != -INFINITY;
         }
-        ix seen = 0;
-        for (ix j = lo; j < hi; j++) seen += allow[j];
-        any |= seen != 0;
-        every &= seen == t->columns - t->column;
+        for (ix j = 0; j < width; j++) {
+            any |= allow[j];
+            every &= allow[j];
+        }
+        every &= lo == t->column && hi == t->columns;
     }
-    *all = (int)every;
-    return (int)any;
+    *all = every;
+    return any;
 }
 
 /* Cut the block to the columns that some row of the group sees, and say what is to be masked in it. */
@@ -294,17 +298,19 @@ static void T(finish_scores)(const Params *p, Task *t, ix r0, ix n, ix block) {
     t->has_peaks = 0;
     for (ix r = r0; r < r0 + n; r++) {
         REAL *s = P_(s) + (r - r0) * p->width;
-        const REAL *b = P_(bias_rows) + (r - r0) * p->width;
+        const REAL *b = t->bias_row[r - r0];
         for (ix j = t->from; j < t->to; j += LANES) {
             VEC x = V(load)(s + j) * V(set1)((REAL)p->scale);
             if (cap > 0) x = V(set1)(cap) * V(tanh)(x / V(set1)(cap));
             V(store)(s + j, x);
         }
+        ix first = block * p->block_k, lo = most(t->row[r].start - first, t->column);
+        ix hi = least(t->row[r].stop - first, t->columns);
         if (p->bias.data)
-            for (ix j = t->column; j < t->columns; j++) s[j] += b[j];
+            for (ix j = lo; j < hi; j++) s[j] += b[j - lo];
         if (p->slopes.data) {
             REAL slope;
-            ix position = saturating_add(t->row[r].position, t->lengths.offset), first = block * p->block_k;
+            ix position = saturating_add(t->row[r].position, t->lengths.offset);
             memcpy(&slope, p->slopes.data + batch_offset(&p->slopes, &p->batch, t->batch) + t->row[r].head * p->slopes.head, sizeof slope);
             for (ix j = t->column; j < t->columns; j++) s[j] += -slope * (REAL)fabs((double)position - (double)(first + j));
         }
