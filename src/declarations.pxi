@@ -95,6 +95,8 @@ cdef extern from "tiles.h" nogil:
         void* peaks
         void* block_max
         double* row_sum
+        void* final_max
+        double* inverse
         Range* kept_part
         void* bias_rows
         unsigned char* allow
@@ -125,7 +127,8 @@ cdef extern from "tiles.h" nogil:
         void (*finish)(const Params*, Task*, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*prefetch_weights)(const Params*, const Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*store_kept)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
-        void (*store_weights)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*store_again)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*store_under_lse)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*store_scores)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*save_state)(const Params*, Task*, char*) noexcept nogil
         void (*merge_state)(const Params*, Task*, char*) noexcept nogil

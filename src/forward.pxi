@@ -307,8 +307,10 @@ cdef void sweep(Work* w, Py_ssize_t i, Task* t, int thread, bint weights) noexce
             seen = w.tile.classify(p, t, r, n, block)
             if seen != SKIP:
                 scores(w, t, r, n, block, kv, seen)
-            if weights:
-                w.tile.store_weights(p, t, r, n, block)
+            if p.given_lse:
+                w.tile.store_under_lse(p, t, r, n, block)
+            elif weights:
+                w.tile.store_again(p, t, r, n, block)
             else:
                 w.tile.store_scores(p, t, r, n, block)
         poll(w, thread)

@@ -132,17 +132,17 @@ cdef Py_ssize_t lay_out(const Work* w, char* s, Task* t) noexcept nogil:
     """Give task t its places in the scratch at s (or only count, where t is NULL); returns the bytes."""
     cdef const Params* p = &w.p
     cdef Py_ssize_t real = w.tile.real, rows = p.block_q, block = p.width, at = 0
-    cdef Py_ssize_t[16] size = [
+    cdef Py_ssize_t[18] size = [
         rows * p.depth_stride * real if p.copied else 0, most(p.keep, 1) * GROUP_ROWS * block * real, rows * p.value_stride * real,
         rows * p.value_stride * real, rows * real + 64, 64,
         rows * p.k_blocks * real + 64 if p.keep else 0, rows * 8, rows * sizeof(Row),
         GROUP_ROWS * block * real if p.bias.data != NULL else 0, GROUP_ROWS * block if p.arrays or w.mode == WEIGH else 0,
         (most(most(2 * p.depth_stride, p.value_stride), block) + w.tile.lanes) * real,
         direct_bytes(w) if p.direct else 0 if p.shared else p.pack_bytes, p.keep * sizeof(Range), rows * sizeof(void*),
-        GROUP_ROWS * 64]
-    cdef Py_ssize_t[16] place
+        GROUP_ROWS * 64, rows * real + 64, rows * 8]
+    cdef Py_ssize_t[18] place
     cdef int i
-    for i in range(16):
+    for i in range(18):
         place[i] = at
         at += padded(size[i])
     if t != NULL:
@@ -152,7 +152,7 @@ cdef Py_ssize_t lay_out(const Work* w, char* s, Task* t) noexcept nogil:
         t.allow, t.line = <unsigned char*> (s + place[10]), s + place[11]
         t.packed = packed_at(w, s + place[12])
         t.kept_part, t.q_rows = <Range*> (s + place[13]), <const void**> (s + place[14])
-        t.peaks = s + place[15]
+        t.peaks, t.final_max, t.inverse = s + place[15], s + place[16], <double*> (s + place[17])
     return padded(at)
 
 

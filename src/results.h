@@ -75,18 +75,29 @@ INLINE void T(store_part)(const Params *p, const Task *t, const Array *a, char *
     if (x == (REAL *)t->line) T(store_row)(x, n, dst, a->col, a->dtype);
 }
 
-/* Weights of a block whose relative weights were kept: they are relative to the row maximum of that moment. */
-static void T(store_kept)(const Params *p, Task *t, ix r0, ix n, ix block) {
+/* Weights of a block from weights relative to the row maximum of that moment, when the last one and the sum are known. */
+INLINE void T(store_relative)(const Params *p, Task *t, ix r0, ix n, ix block, const REAL *then, const REAL *now,
+                              const double *inverses) {
     REAL *factors = P_(alpha);
     for (ix r = 0; r < GROUP_ROWS; r += LANES) {
-        VEC then = V(loadu)(P_(block_max) + block * p->block_q + r0 + r), now = V(loadu)(P_(row_max) + r0 + r);
-        VEC gap = (VEC)((VINT)(then - now) & ~(then == now));      /* 0 also for -inf - -inf */
+        VEC a = V(loadu)(then + r), b = V(loadu)(now + r);
+        VEC gap = (VEC)((VINT)(a - b) & ~(a == b));      /* 0 also for -inf - -inf */
         V(store)(factors + r, V(exp2)(gap * V(set1)((REAL)p->c)));
     }
-    for (ix r = r0; r < r0 + n; r++) {
-        REAL inverse = (REAL)t->row_sum[r], factor = factors[r - r0] * inverse;
-        T(store_part)(p, t, &p->weights, t->weights, r, block, P_(s) + (r - r0) * p->width, factor, inverse - inverse);
+    for (ix r = 0; r < n; r++) {
+        REAL inverse = (REAL)inverses[r], factor = factors[r] * inverse;
+        T(store_part)(p, t, &p->weights, t->weights, r0 + r, block, P_(s) + r * p->width, factor, inverse - inverse);
     }
+}
+
+static void T(store_kept)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    T(store_relative)(p, t, r0, n, block, P_(block_max) + block * p->block_q + r0, P_(row_max) + r0, t->row_sum + r0);
+}
+
+/* The same bits where nothing was kept: the running maximum is followed a second time. */
+static void T(store_again)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    if (t->column < t->columns) T(softmax)(p, t, r0, n, block);
+    T(store_relative)(p, t, r0, n, block, P_(row_max) + r0, P_(final_max) + r0, t->inverse + r0);
 }
 
 /* 2**t of any sign, which a given lse may lead to. */
@@ -96,18 +107,16 @@ INLINE VEC T(exp2_any)(VEC t) {
     return (VEC)(((VINT)(V(set1)(1) / x) & positive) | ((VINT)x & ~positive));
 }
 
-/* Weights of a block from its scores, the row maximum and the row sum being known. */
-static void T(store_weights)(const Params *p, Task *t, ix r0, ix n, ix block) {
+/* Weights of a block under a given lse, which stands in final_max in the units of the stored scores. */
+static void T(store_under_lse)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const VEC c = V(set1)((REAL)p->c);
     const ix column = t->column, columns = t->columns;
     for (ix r = r0; r < r0 + n; r++) {
-        REAL *s = P_(s) + (r - r0) * p->width, top = P_(row_max)[r], inverse = (REAL)t->row_sum[r];
-        t->columns = top == -INFINITY ? column : columns;          /* a row without keys: zeros, whatever is here */
-        for (ix j = t->from; column < t->columns && j < t->to; j += LANES) {
-            VEC x = (V(load)(s + j) - V(set1)(top)) * c;
-            V(store)(s + j, p->given_lse ? T(exp2_any)(x) : V(exp2)(x));
-        }
-        T(store_part)(p, t, &p->weights, t->weights, r, block, s, inverse, inverse - inverse);
+        REAL *s = P_(s) + (r - r0) * p->width, lse = P_(final_max)[r];
+        t->columns = lse == -INFINITY ? column : columns;          /* a row without keys: zeros, whatever is here */
+        for (ix j = t->from; column < t->columns && j < t->to; j += LANES)
+            V(store)(s + j, T(exp2_any)((V(load)(s + j) - V(set1)(lse)) * c));
+        T(store_part)(p, t, &p->weights, t->weights, r, block, s, (REAL)t->inverse[r], (REAL)(t->inverse[r] - t->inverse[r]));
     }
     t->columns = columns;
 }
@@ -175,8 +184,8 @@ static void T(save_row_stats)(const Params *p, Task *t, double *stats) {
 static void T(load_row_stats)(const Params *p, Task *t, double *stats) {
     for (ix r = 0; r < t->rows; r++) {
         double *x = stats + 2 * ((t->batch * p->kv_heads + t->kv_head) * p->rows + t->first + r);
-        P_(row_max)[r] = (REAL)x[0];
-        t->row_sum[r] = x[1];
+        P_(final_max)[r] = (REAL)x[0];
+        t->inverse[r] = x[1];
     }
 }
 
@@ -185,8 +194,8 @@ static void T(load_lse)(const Params *p, Task *t) {
     for (ix r = 0; r < t->rows; r++) {
         REAL lse;
         memcpy(&lse, T(row_pointer)(t, &p->lse, t->lse, r), sizeof lse);
-        P_(row_max)[r] = (REAL)(lse / p->unit);
-        t->row_sum[r] = lse == lse ? 1 : lse;
+        P_(final_max)[r] = (REAL)(lse / p->unit);
+        t->inverse[r] = lse == lse ? 1 : lse;
     }
 }
 

@@ -35,6 +35,8 @@ typedef struct {
     void *peaks;                         /* [6][vector] lanewise maxima of the scores in hand, if has_peaks */
     int has_peaks;
     double *row_sum;
+    void *final_max;                     /* [row] of a second pass: the maximum (or given lse) and the inverse sum */
+    double *inverse;
     Range *kept_part;                    /* with keep: [group][block] columns kept */
     void *bias_rows;                     /* [6][width] copies */
     const void *bias_row[GROUP_ROWS];    /* where the bias of a row is, from the first key of the part it sees */

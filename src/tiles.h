@@ -50,7 +50,8 @@ typedef struct {
     void (*finish)(const Params *, Task *, ix, ix);
     void (*prefetch_weights)(const Params *, const Task *, ix, ix, ix);
     void (*store_kept)(const Params *, Task *, ix, ix, ix);
-    void (*store_weights)(const Params *, Task *, ix, ix, ix);
+    void (*store_again)(const Params *, Task *, ix, ix, ix);
+    void (*store_under_lse)(const Params *, Task *, ix, ix, ix);
     void (*store_scores)(const Params *, Task *, ix, ix, ix);
     void (*save_state)(const Params *, Task *, char *);
     void (*merge_state)(const Params *, Task *, char *);
@@ -64,7 +65,7 @@ typedef struct {
 #define TILE(type, real, lanes) { \
     sizeof(real), lanes * TILE_VECTORS, lanes, begin_##type, pack_##type, classify_##type, scores_##type, \
     scores_direct_##type, finish_scores_##type, mask_##type, softmax_##type, values_##type, values_direct_##type, finish_##type, prefetch_weights_##type, store_kept_##type, \
-    store_weights_##type, store_scores_##type, save_state_##type, merge_state_##type, save_row_stats_##type, \
+    store_again_##type, store_under_lse_##type, store_scores_##type, save_state_##type, merge_state_##type, save_row_stats_##type, \
     load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type }
 
 static const Tile TILES[] = {TILE(f32, float, VF), TILE(f64, double, VD)};   /* index: Params.type */

@@ -265,3 +265,18 @@ def test_layout(isa, path, seed):
     assert_same_bits(swapped.output.swapaxes(-2, -3), plain.output)
     for name in WANT:
         assert_same_bits(getattr(swapped, name), getattr(plain, name), name)
+
+
+@pytest.mark.parametrize("rows, keys, depth, behind", [
+    (13, 513, 64, 600), (13, 511, 257, 600), (3, 1000, 300, 600), (1, 700, 64, 5000), (100, 700, 64, 30000)])
+def test_weights_whether_kept_or_computed_again(isa, seed, rows, keys, depth, behind):
+    """Keys behind the last visible one decide whether a task can keep its scores, and must not decide a bit."""
+    random = np.random.default_rng(seed)
+    query, key, value = (random.standard_normal((1, n, depth), np.float32) for n in (rows, keys + behind, keys + behind))
+    alone = attnc.attention(query, key[:, :keys], value[:, :keys], want="weights")
+    among = attnc.attention(query, key, value, kv_lengths=keys, want="weights")
+    assert_same_bits(among.weights[..., :keys], alone.weights)
+    assert_same_bits(among.output, alone.output)
+    assert not among.weights[..., keys:].any()
+    assert_same_bits(attnc.attention_weights(query, key, kv_lengths=keys)[..., :keys],
+                     attnc.attention_weights(query, key[:, :keys]))

@@ -106,3 +106,11 @@ def test_no_input_is_written(isa, seed):
     attnc.attention(*arrays, bias=bias, mask=bias == 0, scale=-0.5, want=("lse", "weights", "scores"))
     attnc.softmax(arrays[0])
     assert before == [x.tobytes() for x in (*arrays, bias)]
+
+
+def test_empty_out(isa):
+    """An empty array has strides of 0 in NumPy, and shares no place with itself."""
+    query, key, value = np.zeros((4, 0, 3)), np.zeros((4, 2, 3)), np.zeros((4, 2, 5))
+    out = np.zeros((4, 0, 5))
+    assert attnc.attention(query, key, value, out=out) is out
+    assert attnc.weighted_sum(np.zeros((4, 0, 2)), value, out=out) is out

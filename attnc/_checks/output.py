@@ -24,7 +24,7 @@ def check_out(out, shape: tuple, dtype: np.dtype, inputs: dict, in_place: str | 
         raise ValueError(f"out has shape {out.shape}; wanted {shape}")
     if not out.flags.writeable:
         raise ValueError("out is read-only; wanted a writable array")
-    if any(stride == 0 and length > 1 for stride, length in zip(out.strides, out.shape, strict=True)):
+    if out.size and any(stride == 0 and length > 1 for stride, length in zip(out.strides, out.shape, strict=True)):
         raise ValueError(f"out has strides {out.strides} for shape {shape}: elements share memory; "
                          "wanted an array with a place for each element")
     for name, x in inputs.items():
