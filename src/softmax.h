@@ -3,7 +3,14 @@
  * A row that fits the buffer is read once; a longer one is read twice (maximum and sum, then the result). */
 
 enum { T(CHUNK) = 16384 / sizeof(REAL) };
-#define SUMMED (32 * LANES)      /* elements added in one vector of REAL before they go to the sum in double */
+#define SUMMED (8 * LANES)       /* elements added in one vector of REAL before they go to the sum in double */
+
+/* sum + low += x, where low keeps what the additions to sum have lost (Neumaier 1974): double sums of doubles need it */
+INLINE void T(add_exactly)(double *sum, double *low, double x) {
+    double total = *sum + x;
+    *low += *sum >= x ? (*sum - total) + x : (x - total) + *sum;
+    *sum = total;
+}
 
 /* Load a part of a row, -inf where excluded and behind its end; returns the number of elements padded to vectors. */
 static ix T(load_part)(const RowOp *op, const char *x, const char *where, ix first, ix n, REAL *buffer) {
@@ -19,7 +26,7 @@ static ix T(load_part)(const RowOp *op, const char *x, const char *where, ix fir
 static void T(softmax_row)(const RowOp *op, const char *x, const char *where, char *out, REAL *buffer, REAL *results) {
     const REAL log2e = (REAL)0x1.71547652b82fep+0;
     REAL top = -INFINITY;
-    double sum = 0;
+    double sum = 0, low = 0;
     ix padded = 0;
     for (ix first = 0; first < op->n; first += T(CHUNK)) {
         padded = T(load_part)(op, x, where, first, least(T(CHUNK), op->n - first), buffer);
@@ -29,7 +36,9 @@ static void T(softmax_row)(const RowOp *op, const char *x, const char *where, ch
         new = new > top ? new : top;
         /* nothing finite so far: 0 - 0 below keeps a later part right, a NaN or -inf row is settled at the end */
         const VEC shift = V(set1)(new == -INFINITY ? 0 : new);
-        sum *= top == new ? 1 : T(exp2_one)((top - new) * log2e);
+        const double rescale = top == new ? 1 : T(exp2_one)((top - new) * log2e);
+        sum *= rescale;
+        low *= rescale;
         for (ix from = 0; from < padded; from += SUMMED) {
             VEC part = V(set1)(0);
             for (ix j = from; j < least(from + SUMMED, padded); j += LANES) {
@@ -37,10 +46,11 @@ static void T(softmax_row)(const RowOp *op, const char *x, const char *where, ch
                 part += e;
                 V(store)(results + j, e);
             }
-            sum += V(sum)(part);
+            T(add_exactly)(&sum, &low, V(sum)(part));
         }
         top = new;
     }
+    sum += low;
     /* a row of -inf alone gives NaN (0/0), as does +inf (through inf - inf) and NaN */
     const REAL inverse = (REAL)(1 / sum), shift = top, log_sum = (REAL)log(sum);
     const REAL poison = sum > 0 ? 0 : (REAL)NAN;

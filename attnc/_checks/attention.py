@@ -11,6 +11,9 @@ from .arrays import FLOAT32, accumulator, float_array, promoted
 from .output import check_out
 
 
+BHND, NOTHING = "bhnd", ()  # the defaults, known by identity: comparing with == may meet an array
+
+
 class Args:
     """Checked arguments: views in (..., heads, length, dim) order, sizes, and options that are None when off.
 
@@ -50,7 +53,7 @@ def attention_args(query, key, value, *, mask=None, key_mask=None, bias=None, ca
     The tests for None keep a call without options cheap: this runs before every attention, however small.
     """
     a = Args()
-    a.layout = layout if layout == "bhnd" else scalars.check_choice("layout", layout, scalars.LAYOUTS)
+    a.layout = layout if layout is BHND else scalars.check_choice("layout", layout, scalars.LAYOUTS)
     _check_inputs(a, query, key, value)
     a.causal = causal if causal is False or causal is True else scalars.check_causal(causal)
     a.scale = scalars.check_scale(scale, a.head_dim, a.acc)
@@ -67,7 +70,7 @@ def attention_args(query, key, value, *, mask=None, key_mask=None, bias=None, ca
         a.q_segments, a.k_segments = options.check_segments(q_segments, k_segments, a)
     a.q_lengths = None if q_lengths is None else options.check_lengths("q_lengths", q_lengths, a.q_len, a)
     a.kv_lengths = None if kv_lengths is None else options.check_lengths("kv_lengths", kv_lengths, a.kv_len, a)
-    a.want = () if want == () else scalars.check_want(want)
+    a.want = () if want is NOTHING else scalars.check_want(want)
     a.num_threads = None if num_threads is None else scalars.check_num_threads(num_threads)
     if stage is not None:
         scalars.check_choice("stage", stage, scalars.STAGES)
@@ -142,11 +145,15 @@ def check_groups(q_name: str, q_heads: int, kv_name: str, kv_heads: int, shapes:
 
 
 def broadcast_batch(shapes: Callable[[], str], *batches) -> tuple:
-    """The NumPy broadcast of the leading axes."""
-    try:
-        return np.broadcast_shapes(*map(tuple, batches))
-    except ValueError:
-        raise ValueError(f"the batch axes do not broadcast together: {shapes()}") from None
+    """The NumPy broadcast of the leading axes (np.broadcast_shapes ends at 32, arrays may have 64)."""
+    rank = max(map(len, batches))
+    batch = [1] * rank
+    for one in batches:
+        for axis, length in enumerate(one, start=rank - len(one)):
+            if length != 1 and batch[axis] not in (1, length):
+                raise ValueError(f"the batch axes do not broadcast together: {shapes()}")
+            batch[axis] = length if length != 1 else batch[axis]
+    return tuple(batch)
 
 
 def _shapes(a: Args) -> str:
