@@ -142,8 +142,6 @@ cdef void attend(Work* w, Task* t, int thread) noexcept nogil:
         last = block == t.block_stop - 1
         for g in range(groups):
             n = least(GROUP_ROWS, t.rows - g * GROUP_ROWS)
-            if last and p.whole:
-                prefetch_next_head(w, t, g * GROUP_ROWS, n)
             attend_group(w, t, g * GROUP_ROWS, n, block, kv, kept)
             if last and p.splits == 1:
                 close_group(w, t, g * GROUP_ROWS, n, kept)
@@ -199,24 +197,6 @@ cdef void close_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, char* kept) 
     w.tile.finish(&w.p, t, r, n)
     if w.p.keep:
         store_kept(w, t, r, n, kept)
-
-
-cdef void prefetch_next_head(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n) noexcept nogil:
-    """A few rows of the head that this thread takes next, most likely, while it has arithmetic to do."""
-    cdef Params* p = &w.p
-    cdef Py_ssize_t head = t.batch * p.kv_heads + t.kv_head + p.n_threads, batch, kv_head
-    if head >= w.first_head + w.heads:
-        return
-    batch, kv_head = head // p.kv_heads, head % p.kv_heads
-    n = least(n, p.kv_len - r)
-    prefetch_rows(&p.key, p.key.data + batch_offset(&p.key, &p.batch, batch) + kv_head * p.key.head, r, n,
-                  p.head_dim * w.tile.real)
-    if p.value_dim:
-        prefetch_rows(&p.value, p.value.data + batch_offset(&p.value, &p.batch, batch) + kv_head * p.value.head, r, n,
-                      p.value_dim * w.tile.real)
-    if p.group == 1:
-        prefetch_rows(&p.query, p.query.data + batch_offset(&p.query, &p.batch, batch) + kv_head * p.query.head, r, n,
-                      p.head_dim * w.tile.real)
 
 
 cdef Py_ssize_t part(const Params* p, Py_ssize_t r, Py_ssize_t block) noexcept nogil:

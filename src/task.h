@@ -50,10 +50,4 @@ typedef struct {
     int choose;                          /* allow holds the places of this part */
 } Task;
 
-/* Ask for rows first .. first + n of a kv head that a task will read soon, into L2. */
-static inline void prefetch_rows(const Array *a, const char *head, ix first, ix n, ix bytes) {
-    for (ix i = first; i < first + n; i++)
-        for (ix b = 0; b < bytes; b += 64) __builtin_prefetch(head + i * a->row + b, 0, 2);
-}
-
 #endif
