@@ -29,7 +29,7 @@ test: $(VENV)/with-test  ## the whole suite, in minutes
 test-peers: $(VENV)/with-test $(VENV)/with-peers  ## the tests that take torch, SciPy and ONNX as oracles
 	$(PY) -m pytest -m peers
 
-test-more: $(VENV)/with-test  ## the tests that take long: every float32 in range, longer fuzz, builds
+test-more: $(VENV)/with-test $(VENV)/with-more  ## the tests that take long: every float32 in range, longer fuzz, builds
 	$(PY) -m pytest -m more
 
 bench: $(VENV)/with-bench  ## every case against every peer that is installed (make test-peers installs torch)
