@@ -272,7 +272,8 @@ def test_layout(isa, path, seed):
 def test_weights_whether_kept_or_computed_again(isa, seed, rows, keys, depth, behind):
     """Keys behind the last visible one decide whether a task can keep its scores, and must not decide a bit."""
     random = np.random.default_rng(seed)
-    query, key, value = (random.standard_normal((1, n, depth), np.float32) for n in (rows, keys + behind, keys + behind))
+    lengths = rows, keys + behind, keys + behind
+    query, key, value = (random.standard_normal((1, n, depth), np.float32) for n in lengths)
     alone = attnc.attention(query, key[:, :keys], value[:, :keys], want="weights")
     among = attnc.attention(query, key, value, kv_lengths=keys, want="weights")
     assert_same_bits(among.weights[..., :keys], alone.weights)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from . import options, scalars
 from .arrays import FLOAT32, accumulator, float_array, promoted
 from .output import check_out
-
 
 BHND, NOTHING = "bhnd", ()  # the defaults, known by identity: comparing with == may meet an array
 

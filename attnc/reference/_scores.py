@@ -57,7 +57,7 @@ q_lengths, kv_lengths, layout, num_threads
 def unmasked_scores(a: Args, stage: str) -> np.ndarray:
     """The product of query and key, as far as `stage`."""
     query, key = a.query.astype(a.acc), per_query_head(a.key.astype(a.acc), a)
-    scores = query @ key.swapaxes(-1, -2)
+    scores = product(query, key)
     if stage == "raw":
         return scores
     scores = a.acc.type(a.scale) * scores
@@ -65,6 +65,11 @@ def unmasked_scores(a: Args, stage: str) -> np.ndarray:
         return scores
     softcap = a.acc.type(a.softcap)
     return softcap * np.tanh(scores / softcap)
+
+
+def product(query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """How well each query matches each key."""
+    return query @ key.swapaxes(-1, -2)
 
 
 def masked_scores(a: Args, allowed: np.ndarray) -> np.ndarray:

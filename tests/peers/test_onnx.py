@@ -1,5 +1,6 @@
 """Conformance to ONNX: the node cases that the installed onnx package generates, and what its cases leave out."""
 
+import doctest
 import warnings
 
 import numpy as np
@@ -216,3 +217,11 @@ def test_differs_nan_behind_the_mask_leaks_from_the_package():
     with np.errstate(invalid="ignore"):
         assert np.isnan(run(made, new_ops=None)[0]).all()
     np.testing.assert_array_equal(run(made)[0], clean)
+
+
+def test_examples():
+    """The example in the module's docstrings, which `make test` skips where onnx is absent."""
+    import attnc.integrations.onnx as module
+
+    result = doctest.testmod(module, extraglobs={"np": np})
+    assert result.attempted > 0 and result.failed == 0
