@@ -184,7 +184,7 @@ def test_attnc_itself_is_verified_first(contenders):
 def test_every_limit_is_measured():
     result = runner.run(TINY, contenders={"attnc": peers.CONTENDERS["attnc"]}, threads=2, rounds=2)
     assert_schema(result)
-    assert [case["limit"]["name"] for case in result["cases"]] == ["fma", "read", "weights", "read"]
+    assert [case["limit"]["name"] for case in result["cases"]] == ["fma", "read", "weights", "read", "fma"]
     assert all(case["limit"]["busy"] > 0 for case in result["cases"])
     assert {"plain", "fill", "fill_again"} <= result["cases"][2]["limit"].keys()
     assert "1.3 x filling" in "\n".join(report.notes(result))

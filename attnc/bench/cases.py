@@ -13,6 +13,7 @@ def case(batch, heads, q_len, kv_len, head_dim, dtype="float32", **options) -> C
     shown = f"{q_heads}/{kv_heads}" if q_heads != kv_heads else q_heads
     words = [f"{_SHORT[dtype]} {batch},{shown},{q_len},{kv_len},{head_dim}"]
     words += [name for name, value in options.items() if value is True]
+    words += ["window {},{}".format(*options["window"])] if "window" in options else []
     words += options.get("want", ())
     return Case(" ".join(words), batch, q_heads, kv_heads, q_len, kv_len, head_dim, dtype=dtype,
                 options=tuple(options.items()))
@@ -36,8 +37,13 @@ _WEIGHTS = (
     case(8, 12, 197, 197, 64, want=("weights",)),
 )
 
+_WINDOW = (
+    case(1, 8, 8192, 8192, 64, causal=True),
+    case(1, 8, 8192, 8192, 64, causal=True, window=(127, 0)),
+)
+
 SETS = {
-    "full": (*_prefill("float32"), *_prefill("float64"), *_WEIGHTS),
+    "full": (*_prefill("float32"), *_prefill("float64"), *_WEIGHTS, *_WINDOW),
     "quick": (
         case(1, 12, 512, 512, 64),
         case(1, 12, 1024, 1024, 64, causal=True),
@@ -50,6 +56,7 @@ SETS = {
         case(2, 2, 5, 7, 8, "float64"),
         case(1, 2, 6, 6, 8, want=("weights",)),
         case(1, 2, 1, 33, 8),
+        case(1, 2, 40, 40, 8, causal=True, window=(3, 0)),
     ),
 }
 

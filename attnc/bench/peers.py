@@ -8,7 +8,7 @@ setup and is not timed. A peer that cannot do a case raises `Unsupported` with t
 import numpy as np
 
 import attnc
-from attnc import reference
+from attnc import masks, reference
 from attnc.bench import Unsupported, machine, onnxmodels
 from attnc.bench.cases import wanted
 
@@ -37,10 +37,14 @@ def _scale(case, options):
 
 
 def _visible(case, options):
-    """The causal triangle as a boolean mask, bottom-right as attnc aligns it; None without causal."""
-    if not options.get("causal"):
-        return None
-    return np.tri(case.q_len, case.kv_len, case.kv_len - case.q_len, dtype=bool)
+    """Causal and window as one boolean mask, bottom-right as attnc aligns them; None without either."""
+    visible = None
+    if options.get("causal"):
+        visible = np.tri(case.q_len, case.kv_len, case.kv_len - case.q_len, dtype=bool)
+    if options.get("window"):
+        window = masks.window_mask(case.q_len, case.kv_len, options["window"])
+        visible = window if visible is None else visible & window
+    return visible
 
 
 def setup_attnc(case, arrays, options, threads):
@@ -72,7 +76,7 @@ def setup_twin(case, arrays, options, threads):
 
 def setup_numpy(case, arrays, options, threads):
     """What one writes with NumPy and cares: two matmuls, the softmax in place, 16-bit inputs widened first."""
-    _only(options, "causal", "scale")
+    _only(options, "causal", "window", "scale")
     query, key, value = arrays
     stored, work = query.dtype, np.float64 if query.dtype == np.float64 else np.float32
     pairs, group = case.batch * case.kv_heads, case.q_heads // case.kv_heads
@@ -116,7 +120,7 @@ def setup_torch(case, arrays, options, threads):
         import torch
     except ImportError as error:
         raise Unsupported("not installed") from error
-    _only(options, "causal", "scale")
+    _only(options, "causal", "window", "scale")
     torch.set_num_threads(threads)
     query, key, value = (_to_torch(torch, array) for array in arrays)
     visible = _visible(case, options)
@@ -138,8 +142,8 @@ def setup_torch(case, arrays, options, threads):
                 return _from_torch(torch, weights @ value), _from_torch(torch, weights)
 
         return chain
-    # torch aligns its causal triangle top-left, which is only the same one for equal lengths.
-    triangle = mask is not None and case.q_len == case.kv_len
+    # torch aligns its causal triangle top-left, which is only the same one for equal lengths; a window is a mask to it.
+    triangle = mask is not None and case.q_len == case.kv_len and not options.get("window")
 
     def fused():
         with torch.inference_mode():
