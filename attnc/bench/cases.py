@@ -2,6 +2,8 @@
 
 from fnmatch import fnmatchcase
 
+import numpy as np
+
 from attnc.testing import Case
 
 _SHORT = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16"}
@@ -73,6 +75,23 @@ def select(name: str, pattern: str | None = None) -> tuple[Case, ...]:
         known = "\n  ".join(each.name for each in SETS[name])
         raise ValueError(f"no case of the {name} set matches {pattern!r}; it has\n  {known}")
     return chosen
+
+
+def visible(each: Case, options: dict, rows: np.ndarray | None = None) -> np.ndarray | None:
+    """Causal and window as one boolean mask of some rows (all by default), bottom-right; None without either."""
+    left, right = options.get("window") or (None, None)
+    if not options.get("causal") and left is right is None:
+        return None
+    keys = np.arange(each.kv_len)
+    positions = (np.arange(each.q_len) if rows is None else rows)[:, None] + each.kv_len - each.q_len
+    keep = np.ones((len(positions), each.kv_len), bool)
+    if options.get("causal"):
+        keep &= keys <= positions
+    if left is not None:
+        keep &= keys >= positions - left
+    if right is not None:
+        keep &= keys <= positions + right
+    return keep
 
 
 def rows_per_key(each: Case) -> int:

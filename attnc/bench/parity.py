@@ -8,7 +8,7 @@ import numpy as np
 import attnc
 import attnc.datasets
 from attnc import reference
-from attnc.bench.cases import wanted
+from attnc.bench.cases import visible, wanted
 from attnc.bench.report import table
 from attnc.testing import Case, error_and_tolerance, exact_attention
 
@@ -119,9 +119,10 @@ class Expected:
         count = min(case.q_len, max(2, budget // per_row))
         self.rows = np.unique(np.linspace(0, case.q_len - 1, count).astype(np.intp))
         options = {name: value for name, value in options.items() if name != "want"}
-        if options.pop("causal", False):
-            # The rows are picked out, so each carries its own triangle: bottom-right, as the call has it.
-            options["mask"] = np.arange(case.kv_len) <= self.rows[:, None] + case.kv_len - case.q_len
+        mask = visible(case, options, self.rows)    # the rows are picked out, so each carries what it may see
+        options = {name: value for name, value in options.items() if name not in ("causal", "window")}
+        if mask is not None:
+            options["mask"] = mask
         arrays = query[..., self.rows, :], key, value
         names = ("output", *wanted(dict(case.options)))
         exact = exact_attention(*arrays, **options)

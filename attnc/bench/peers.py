@@ -8,9 +8,9 @@ setup and is not timed. A peer that cannot do a case raises `Unsupported` with t
 import numpy as np
 
 import attnc
-from attnc import masks, reference
+from attnc import reference
 from attnc.bench import Unsupported, machine, onnxmodels
-from attnc.bench.cases import wanted
+from attnc.bench.cases import visible, wanted
 
 TWIN_LIMIT = 1 << 26        # scores; the definition holds several such matrices at once
 COMPOSITE_BYTES = 1 << 28   # scores of the composite at a time: more heads than this holds go in slices
@@ -34,17 +34,6 @@ def _fits(case, arrays, copies):
 
 def _scale(case, options):
     return options.get("scale", case.head_dim ** -0.5)
-
-
-def _visible(case, options):
-    """Causal and window as one boolean mask, bottom-right as attnc aligns them; None without either."""
-    visible = None
-    if options.get("causal"):
-        visible = np.tri(case.q_len, case.kv_len, case.kv_len - case.q_len, dtype=bool)
-    if options.get("window"):
-        window = masks.window_mask(case.q_len, case.kv_len, options["window"])
-        visible = window if visible is None else visible & window
-    return visible
 
 
 def setup_attnc(case, arrays, options, threads):
@@ -83,8 +72,8 @@ def setup_numpy(case, arrays, options, threads):
     query = query.reshape(pairs, group, case.q_len, case.head_dim)
     key, value = (array.reshape(pairs, 1, *array.shape[-2:]) for array in (key, value))
     scale = work(_scale(case, options))
-    visible = _visible(case, options)
-    hidden = None if visible is None else ~visible
+    seen = visible(case, options)
+    hidden = None if seen is None else ~seen
     per_pair = group * case.q_len * case.kv_len * np.dtype(work).itemsize
     step = max(1, min(pairs, COMPOSITE_BYTES // per_pair))
     want_weights = bool(wanted(options))
@@ -123,8 +112,8 @@ def setup_torch(case, arrays, options, threads):
     _only(options, "causal", "window", "scale")
     torch.set_num_threads(threads)
     query, key, value = (_to_torch(torch, array) for array in arrays)
-    visible = _visible(case, options)
-    mask = None if visible is None else torch.from_numpy(visible)
+    seen = visible(case, options)
+    mask = None if seen is None else torch.from_numpy(seen)
     scale = _scale(case, options)
     grouped = case.q_heads != case.kv_heads
     if wanted(options):
@@ -172,7 +161,7 @@ def setup_onnxruntime(case, arrays, options, threads):
     """The standard operator Attention (opset 23)."""
     _only(options, "causal", "scale")
     _fits(case, arrays, 6 if arrays[0].dtype == np.float64 else 3)      # as measured with onnxruntime 1.32
-    return onnxmodels.standard(case, arrays, _visible(case, options), _scale(case, options), wanted(options), threads)
+    return onnxmodels.standard(case, arrays, visible(case, options), _scale(case, options), wanted(options), threads)
 
 
 def setup_onnxruntime_mha(case, arrays, options, threads):
@@ -183,7 +172,7 @@ def setup_onnxruntime_mha(case, arrays, options, threads):
     if case.q_heads != case.kv_heads:
         raise Unsupported("has no grouped heads")
     _fits(case, arrays, 3)
-    return onnxmodels.multi_head(case, arrays, _visible(case, options), _scale(case, options), threads)
+    return onnxmodels.multi_head(case, arrays, visible(case, options), _scale(case, options), threads)
 
 
 # The order of the report's columns. A contender is named by module and function, so that its process can find it.
