@@ -1,0 +1,95 @@
+/* pack.h (template over REAL): keys and values of a block, from where they are to the kernels' layout. */
+
+/* Keys first .. first + n of a kv head to panels [panel][depth][PANEL]. */
+static void T(pack_keys)(const Params *p, const char *key, ix first, ix n, REAL *dst) {
+    const Array *a = &p->key;
+    ix depth = p->head_dim;
+    int direct = a->dtype == NATIVE && a->col == (ix)sizeof(REAL);
+    for (ix j = 0; j < n; j += LANES) {
+        REAL *panel = dst + (j / PANEL) * PANEL * depth + j % PANEL;
+        ix valid = least(LANES, n - j);
+        for (ix d = 0; d < depth; d += LANES) {
+            ix width = least(LANES, depth - d);
+            VEC square[LANES];
+            for (ix i = 0; i < LANES; i++) {
+                const char *src = key + (first + j + i) * a->row + d * a->col;
+                __builtin_prefetch(src + LANES * a->row);       /* the next rows: 16 streams are too many to be foreseen */
+                if (i >= valid) square[i] = V(set1)(0);
+                else if (direct && width == LANES) square[i] = V(loadu)((const REAL *)src);
+                else {
+                    REAL line[LANES] = {0};
+                    T(load_row)(src, a->col, a->dtype, width, line);
+                    square[i] = V(loadu)(line);
+                }
+            }
+            V(transpose)(square);
+            for (ix i = 0; i < width; i++) V(store)(panel + (d + i) * PANEL, square[i]);
+        }
+    }
+    /* the panel's columns behind the last vector of keys are never read: tiles are cut to whole vectors of keys */
+}
+
+/* Values to chunks of whole vectors; chunk c starts at vector p(c) = c * vectors / chunks, so widths differ by at most one. */
+INLINE ix T(chunks)(const Params *p) { return ceil_div(p->value_stride / LANES, TILE_VECTORS); }
+INLINE ix T(chunk_start)(const Params *p, ix c) { return c * (p->value_stride / LANES) / T(chunks)(p); }
+
+/* Rare: find the rows that have an entry of at least APART, or not a number, and take them out of the product. */
+static void T(set_apart)(const Params *p, ix n, Packed kv) {
+    for (ix j = 0; j < n; j++) {
+        int apart = 0;
+        for (int pass = 0; pass <= apart && pass < 2; pass++) {
+            for (ix c = 0; c < T(chunks)(p); c++) {
+                ix from = T(chunk_start)(p, c), width = T(chunk_start)(p, c + 1) - from;
+                REAL *x = (REAL *)kv.values + from * LANES * n + j * width * LANES;
+                for (ix i = 0; i < width * LANES; i++) {
+                    if (pass) x[i] = 0;
+                    else apart |= !(FABS(x[i]) < APART);
+                }
+            }
+        }
+        if (apart) kv.apart[(*kv.n_apart)++] = (int32_t)j;
+    }
+}
+
+INLINE VINT T(pack_chunk)(const int direct, const Array *a, const char *src, ix n, ix valid, ix vectors, REAL *line, REAL *dst) {
+    VINT large = {0};
+    for (ix j = 0; j < n; j++, src += a->row, dst += vectors * LANES) {
+        const REAL *x = (const REAL *)src;
+        if (!direct) {
+            T(load_row)(src, a->col, a->dtype, valid, line);
+            x = line;
+        }
+        __builtin_prefetch(src + 16 * a->row);
+        for (ix v = 0; v < vectors; v++) {
+            VEC y = V(loadu)(x + v * LANES);
+            large |= ~((VEC)((VINT)y & MAGNITUDE) < V(set1)(APART));
+            V(store)(dst + v * LANES, y);
+        }
+    }
+    return large;
+}
+
+static void T(pack_values)(const Params *p, const char *value, ix first, ix n, REAL *line, Packed kv) {
+    const Array *a = &p->value;
+    VINT large = {0}, none = {0};
+    for (ix c = 0; c < T(chunks)(p); c++) {
+        ix from = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - from;
+        ix valid = least(vectors * LANES, p->value_dim - from * LANES);
+        const char *src = value + first * a->row + from * LANES * a->col;
+        REAL *dst = (REAL *)kv.values + from * LANES * n;
+        if (a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && valid == vectors * LANES)
+            large |= T(pack_chunk)(1, a, src, n, valid, vectors, line, dst);
+        else {
+            memset(line, 0, vectors * LANES * sizeof(REAL));
+            large |= T(pack_chunk)(0, a, src, n, valid, vectors, line, dst);
+        }
+    }
+    if (memcmp(&large, &none, sizeof none)) T(set_apart)(p, n, kv);
+}
+
+static void T(pack)(const Params *p, Task *t, ix block, Packed kv) {
+    ix first = block * p->block_k, n = least(p->block_k, t->lengths.kv_length - first);
+    T(pack_keys)(p, t->key, first, n, kv.keys);
+    *kv.n_apart = 0;
+    if (p->value_dim) T(pack_values)(p, t->value, first, n, t->line, kv);
+}
