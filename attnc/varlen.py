@@ -10,7 +10,7 @@ from . import _call
 from ._checks import VarlenArgs, varlen_args
 from .results import AttentionResult
 
-# DIRECT_ROWS and FEW_ROWS of src/plan.pxi: up to so many rows of a kv head its keys are read in place, or are split.
+# direct_rows and few_rows of src/sizes.h: up to so many rows of a kv head its keys are read in place, or are split.
 # Each path sums in an order of its own, so that a sequence keeps its bits only on the path that it takes alone.
 PATH_ROWS = (12, 64)
 

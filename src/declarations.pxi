@@ -8,6 +8,7 @@ cdef extern from "runtime.h" nogil:
     int default_threads()
     int enter_threads(int threads, int explicit_number)
     void leave_threads(int threads)
+    Py_ssize_t share_of_l2(Py_ssize_t share)
     double seconds()
     int run_signal_handlers()
     void* aligned_memory(size_t bytes)
@@ -105,6 +106,12 @@ cdef extern from "tiles.h" nogil:
         int uses_apart
         Py_ssize_t column, columns
         int choose
+
+    ctypedef struct Sizes:
+        Py_ssize_t most_block_k, least_block_k, block_bytes, split_k, direct_rows, few_rows
+        Py_ssize_t block_q, task_share, keep_share, whole_share
+
+    const Sizes SIZES
 
     ctypedef struct RowOp:
         Array x, out, where

@@ -5,19 +5,9 @@
 # and the number of threads only say who computes what.
 
 cdef enum:
-    BLOCK_BYTES = 512 * 1024       # keys and values of a block: half of a 1 MB L2 (256 K: 3 % slower at D = 128)
-    MOST_BLOCK_K = 512
-    LEAST_BLOCK_K = 64
-    DIRECT_ROWS = 12               # up to here keys and values are read in place; packing costs a key about that many rows
-    FEW_ROWS = 64                  # up to here one task holds all rows, packs for itself and the keys are split
-    SPLIT_K = 1024                 # keys of a split
-    BLOCK_Q = 192                  # rows of a task beyond that (96: 2 % slower, keys come from L3 twice as often; 288: 1 %)
-    TASK_BYTES = 384 * 1024        # of queries and sums, so that deep heads have fewer rows
-    KEEP_BYTES = 384 * 1024        # scores a task keeps to turn them into dense weights
     SHARED_BYTES = 16 * 1024 * 1024  # keys and values of a round; above 32 MB the C library would map new pages each call
     STATE_BYTES = 16 * 1024 * 1024
     LEAST_PARALLEL_WORK = 2000000  # FLOP, about 10 microseconds; opening a parallel region takes 2 to 5
-    WHOLE_BYTES = 900 * 1024       # rows and block of a task that takes a whole head: with the rest, 1 MB a thread
 
 
 cdef Py_ssize_t padded(Py_ssize_t nbytes) noexcept nogil:
@@ -47,28 +37,29 @@ cdef void divide(Work* w) noexcept nogil:
     """Block sizes, the parts of the scratch memory and their bytes."""
     cdef Params* p = &w.p
     cdef Py_ssize_t real = w.tile.real, heads = p.batches * p.kv_heads, per_head, kept_rows = 0
+    cdef Task unused
     p.value_stride = round_up(p.value_dim, w.tile.lanes)
     p.depth_stride = round_up(p.head_dim, w.tile.lanes)
-    p.direct = p.rows <= DIRECT_ROWS and w.mode != WEIGH
+    p.direct = p.rows <= SIZES.direct_rows and w.mode != WEIGH
     p.copied = queries_copied(p, real)
-    p.block_k = MOST_BLOCK_K
-    while p.block_k > LEAST_BLOCK_K and p.block_k * (p.head_dim + p.value_dim) * real > BLOCK_BYTES:
+    p.block_k = SIZES.most_block_k
+    while p.block_k > SIZES.least_block_k and p.block_k * (p.head_dim + p.value_dim) * real > SIZES.block_bytes:
         p.block_k //= 2
     p.k_blocks = ceil_div(p.kv_len, p.block_k)
     p.width = least(p.block_k, round_up(p.kv_len, w.tile.panel))
     p.pack_bytes = (padded(p.width * p.head_dim * real) + padded(p.width * p.value_stride * real)
                     + padded(p.width * 4 + 64))
-    p.split_k = p.k_blocks if p.rows > FEW_ROWS else SPLIT_K // p.block_k
+    p.split_k = p.k_blocks if p.rows > SIZES.few_rows else SIZES.split_k // p.block_k
     p.splits = most(1, ceil_div(p.k_blocks, p.split_k)) if p.k_blocks else 1
-    p.whole = p.rows > FEW_ROWS and whole_heads(p, real)
-    p.shared = p.rows > FEW_ROWS and not p.whole
+    p.whole = p.rows > SIZES.few_rows and whole_heads(p, real)
+    p.shared = p.rows > SIZES.few_rows and not p.whole
     if w.mode == ATTEND and p.weights.data != NULL and p.splits == 1 and p.k_blocks:
         # Few enough rows a task that all its scores stay in L2 until the row sums are known, if that is two groups.
         # With a single block of keys a group is closed before the next one begins: one part, in L1.
-        kept_rows = KEEP_BYTES // (p.k_blocks * p.width * real) // GROUP_ROWS * GROUP_ROWS
+        kept_rows = share_of_l2(SIZES.keep_share) // (p.k_blocks * p.width * real) // GROUP_ROWS * GROUP_ROWS
         if p.k_blocks == 1:
             p.keep, kept_rows = 1, p.rows
-        elif kept_rows >= (p.rows if p.rows <= FEW_ROWS else 2 * GROUP_ROWS):
+        elif kept_rows >= (p.rows if p.rows <= SIZES.few_rows else 2 * GROUP_ROWS):
             p.keep = 1
             if kept_rows < p.rows:
                 p.whole, p.shared = 0, 1
@@ -77,7 +68,7 @@ cdef void divide(Work* w) noexcept nogil:
         p.block_q = least(p.block_q, kept_rows)
         p.keep = p.block_q // GROUP_ROWS * p.k_blocks
     p.q_blocks = ceil_div(p.rows, p.block_q)
-    p.scratch_bytes = lay_out(w, NULL, NULL)
+    p.scratch_bytes = lay_out(w, <char*> &unused, &unused)      # to count
 
     per_head = p.k_blocks * p.pack_bytes
     w.heads = heads
@@ -107,7 +98,7 @@ cdef bint whole_heads(const Params* p, Py_ssize_t real) noexcept nogil:
     divide among the threads without leaving one idle for long."""
     cdef Py_ssize_t heads = p.batches * p.kv_heads, threads = p.n_threads
     cdef Py_ssize_t row = (p.depth_stride if p.copied else 0) + 2 * p.value_stride
-    return p.rows * row * real + p.pack_bytes <= WHOLE_BYTES and 20 * round_up(heads, threads) <= 21 * heads
+    return p.rows * row * real + p.pack_bytes <= share_of_l2(SIZES.whole_share) and 20 * round_up(heads, threads) <= 21 * heads
 
 
 cdef bint queries_copied(const Params* p, Py_ssize_t real) noexcept nogil:
@@ -121,42 +112,49 @@ cdef bint queries_copied(const Params* p, Py_ssize_t real) noexcept nogil:
 
 
 cdef Py_ssize_t rows_of_a_task(const Work* w) noexcept nogil:
-    """BLOCK_Q, or less where heads are deep or that leaves fewer than four tasks a thread; whole register tiles."""
+    """SIZES.block_q, or less where heads are deep or that leaves fewer than four tasks a thread; whole register tiles."""
     cdef const Params* p = &w.p
     cdef Py_ssize_t heads = p.batches * p.kv_heads
     cdef Py_ssize_t even = round_up(ceil_div(p.rows * heads, 4 * p.n_threads), GROUP_ROWS)
     cdef Py_ssize_t row = ((p.depth_stride if p.copied else 0) + 2 * p.value_stride) * w.tile.real
+    cdef Py_ssize_t fit = share_of_l2(SIZES.task_share) // most(row, 1)
     if not p.shared:
         return round_up(p.rows, GROUP_ROWS)
-    return most(4 * GROUP_ROWS, least(least(BLOCK_Q, TASK_BYTES // most(row, 1) // GROUP_ROWS * GROUP_ROWS), even))
+    return most(4 * GROUP_ROWS, least(least(SIZES.block_q, fit // GROUP_ROWS * GROUP_ROWS), even))
 
 
-cdef Py_ssize_t lay_out(const Work* w, char* s, Task* t) noexcept nogil:
-    """Give task t its places in the scratch at s (or only count, where t is NULL); returns the bytes."""
+cdef char* cut(char** at, Py_ssize_t nbytes) noexcept nogil:
+    """The next part of the scratch."""
+    cdef char* part = at[0]
+    at[0] += padded(nbytes)
+    return part
+
+
+cdef Py_ssize_t lay_out(const Work* w, char* scratch, Task* t) noexcept nogil:
+    """Give the task its places in the scratch; returns the bytes."""
     cdef const Params* p = &w.p
-    cdef Py_ssize_t real = w.tile.real, rows = p.block_q, block = p.width, at = 0
-    cdef Py_ssize_t[18] size = [
-        rows * p.depth_stride * real if p.copied else 0, most(p.keep, 1) * GROUP_ROWS * block * real, rows * p.value_stride * real,
-        rows * p.value_stride * real, rows * real + 64, 64,
-        rows * p.k_blocks * real + 64 if p.keep else 0, rows * 8, rows * sizeof(Row),
-        GROUP_ROWS * block * real if p.bias.data != NULL else 0, GROUP_ROWS * block if p.arrays or w.mode == WEIGH else 0,
-        (most(most(2 * p.depth_stride, p.value_stride), block) + w.tile.lanes) * real,
-        direct_bytes(w) if p.direct else 0 if p.shared else p.pack_bytes, p.keep * sizeof(Range), rows * sizeof(void*),
-        GROUP_ROWS * 64, rows * real + 64, rows * 8]
-    cdef Py_ssize_t[18] place
-    cdef int i
-    for i in range(18):
-        place[i] = at
-        at += padded(size[i])
-    if t != NULL:
-        t.q, t.s, t.o, t.apart_o = s + place[0], s + place[1], s + place[2], s + place[3]
-        t.row_max, t.alpha, t.block_max = s + place[4], s + place[5], s + place[6]
-        t.row_sum, t.row, t.bias_rows = <double*> (s + place[7]), <Row*> (s + place[8]), s + place[9]
-        t.allow, t.line = <unsigned char*> (s + place[10]), s + place[11]
-        t.packed = packed_at(w, s + place[12])
-        t.kept_part, t.q_rows = <Range*> (s + place[13]), <const void**> (s + place[14])
-        t.peaks, t.final_max, t.inverse = s + place[15], s + place[16], <double*> (s + place[17])
-    return padded(at)
+    cdef Py_ssize_t real = w.tile.real, rows = p.block_q, sums = rows * p.value_stride * real
+    cdef Py_ssize_t group = GROUP_ROWS * p.width               # places of a group and block
+    cdef char* at = scratch
+    t.q = cut(&at, rows * p.depth_stride * real if p.copied else 0)
+    t.s = cut(&at, most(p.keep, 1) * group * real)
+    t.o = cut(&at, sums)
+    t.apart_o = cut(&at, sums)
+    t.row_max = cut(&at, rows * real + 64)
+    t.alpha = cut(&at, 64)
+    t.block_max = cut(&at, rows * p.k_blocks * real + 64 if p.keep else 0)
+    t.row_sum = <double*> cut(&at, rows * 8)
+    t.row = <Row*> cut(&at, rows * sizeof(Row))
+    t.bias_rows = cut(&at, group * real if p.bias.data != NULL else 0)
+    t.allow = <unsigned char*> cut(&at, group if p.arrays or w.mode == WEIGH else 0)
+    t.line = cut(&at, (most(most(2 * p.depth_stride, p.value_stride), p.width) + w.tile.lanes) * real)
+    t.packed = packed_at(w, cut(&at, direct_bytes(w) if p.direct else 0 if p.shared else p.pack_bytes))
+    t.kept_part = <Range*> cut(&at, p.keep * sizeof(Range))
+    t.q_rows = <const void**> cut(&at, rows * sizeof(void*))
+    t.peaks = cut(&at, GROUP_ROWS * 64)
+    t.final_max = cut(&at, rows * real + 64)
+    t.inverse = <double*> cut(&at, rows * 8)
+    return padded(at - scratch)
 
 
 cdef Py_ssize_t direct_bytes(const Work* w) noexcept nogil:

@@ -11,6 +11,7 @@
 #ifndef _WIN32
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 static volatile int forked = 0;          /* set in a child: GNU OpenMP would wait there for threads that do not exist */
@@ -23,6 +24,19 @@ static int watch_forks(void) {
 #else
     return 0;
 #endif
+}
+
+/* `share` 64ths of the L2 cache, which is taken for 1 MB where it is unknown or larger: a task is to need no more. */
+static ptrdiff_t share_of_l2(ptrdiff_t share) {
+    static ptrdiff_t bytes = 0;                       /* threads that race here write the same */
+    if (!bytes) {
+        long found = 0;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+        found = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+        bytes = found <= 0 || found > 1 << 20 ? 1 << 20 : found < 1 << 18 ? 1 << 18 : found;
+    }
+    return bytes / 64 * share;
 }
 
 static int openmp_version(void) {

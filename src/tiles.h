@@ -5,6 +5,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "sizes.h"
 #include "task.h"
 #include "vmath.h"
 

@@ -1,0 +1,33 @@
+/* sizes.h: the block sizes, one record for each instruction set, with what each was measured by. */
+#ifndef ATTNC_SIZES_H
+#define ATTNC_SIZES_H
+
+#include "params.h"
+
+/* block_k and split_k, and what they follow from, fix the order of sums: they are constants, whatever the machine. The
+ * sizes of a task are free, and are shares of the L2 cache (runtime.h), which is 1 MB where the figures were taken. */
+typedef struct {
+    ix most_block_k, least_block_k;      /* keys of a block: the most that fit in */
+    ix block_bytes;                      /* of their keys and values: half of L2 */
+    ix split_k;                          /* keys of a split, where rows are few */
+    ix direct_rows;                      /* up to here keys and values are read in place */
+    ix few_rows;                         /* up to here one task holds all rows, packs for itself and the keys are split */
+    ix block_q;                          /* rows of a task beyond that, */
+    ix task_share;                       /* or as many as have queries and sums in this share (1/64) of L2 */
+    ix keep_share;                       /* of scores that a task keeps to turn them into dense weights */
+    ix whole_share;                      /* of rows and block of a task that takes a whole head */
+} Sizes;
+
+static const Sizes SIZES = {
+    .most_block_k = 512, .least_block_k = 64,
+    .block_bytes = 512 * 1024,           /* 256 K: 3 % slower at D = 128 */
+    .split_k = 1024,
+    .direct_rows = 12,                   /* packing costs a key about that many rows */
+    .few_rows = 64,
+    .block_q = 192,                      /* 96: 2 % slower, keys come from L3 twice as often; 288: 1 % */
+    .task_share = 24,
+    .keep_share = 24,
+    .whole_share = 56,
+};
+
+#endif
