@@ -9,10 +9,12 @@ from .softmax import log_softmax, softmax
 from .states import AttentionState, merge_states
 from .threads import get_num_threads, set_num_threads, threads
 from .varlen import attention_varlen
+from .weights import AttentionWeights, rollout
 
 __all__ = [
     "AttentionResult",
     "AttentionState",
+    "AttentionWeights",
     "alibi_slopes",
     "attention",
     "attention_scores",
@@ -22,6 +24,7 @@ __all__ = [
     "isa",
     "log_softmax",
     "merge_states",
+    "rollout",
     "set_num_threads",
     "show_config",
     "softmax",

@@ -1,6 +1,9 @@
-"""The object that attention returns when more than the output is wanted."""
+"""The objects that carry more than one result."""
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,3 +31,64 @@ class AttentionResult:
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in vars(self).items())
         return f"{type(self).__name__}({shapes})"
+
+
+class TopKeys(NamedTuple):
+    """The largest weights of each row and their keys: arrays (..., q_len, k), from the largest down."""
+
+    weights: np.ndarray
+    indices: np.ndarray
+
+
+class WeightsSummary:
+    """What `AttentionWeights.summary` was asked for, one attribute each.
+
+    Examples
+    --------
+    >>> WeightsSummary(entropy=np.zeros((2, 8)))
+    WeightsSummary(entropy (2, 8))
+    """
+
+    def __init__(self, **found):
+        self.__dict__.update(found)
+
+    def __repr__(self) -> str:
+        arrays = {name: x.weights if isinstance(x, TopKeys) else x for name, x in vars(self).items()}
+        shapes = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
+        return f"{type(self).__name__}({shapes})"
+
+
+class SparseWeights:
+    """The weights that were kept, row after row (CSR), and what each row lost.
+
+    Parameters
+    ----------
+    indptr : int64 array (rows + 1,)
+        Where each row begins in `indices` and `data`; rows are all of (..., heads, q_len) in this order.
+    indices : int64 array
+        The keys that were kept, ascending in each row.
+    data : array
+        Their weights.
+    dropped : array (..., heads, q_len)
+        The sum of the other weights of each row, sinks not counted.
+    shape : tuple
+        That of the weights, (..., heads, q_len, kv_len).
+
+    Examples
+    --------
+    >>> SparseWeights(np.array([0, 1]), np.array([2]), np.array([0.75]), np.array([0.25]), (1, 3))
+    SparseWeights((1, 3), 1 of 3 kept)
+    """
+
+    def __init__(self, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, dropped: np.ndarray, shape: tuple):
+        self.indptr, self.indices, self.data, self.dropped, self.shape = indptr, indices, data, dropped, shape
+
+    def toscipy(self):
+        """A `scipy.sparse.csr_array` of shape (rows, kv_len), where rows are all of (..., heads, q_len)."""
+        from scipy import sparse
+
+        shape = (len(self.indptr) - 1, self.shape[-1])
+        return sparse.csr_array((self.data, self.indices, self.indptr), shape=shape)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shape}, {len(self.data)} of {math.prod(self.shape)} kept)"

@@ -26,11 +26,14 @@ def test_every_function_has_a_twin_with_its_signature(name):
     assert list(fast.parameters.values()) == list(twin.parameters.values())
 
 
+CHOICES = {"layout": "bhnd", "stage": "masked", "residual": 0.5}     # what can not be off
+
+
 @pytest.mark.parametrize("name", TWINS)
 def test_off_is_none_or_false(name):
     for parameter in inspect.signature(getattr(attnc, name)).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            off = (None, False, ()) if parameter.name not in ("layout", "stage") else ("bhnd", "masked")
+            off = (None, False, ()) if parameter.name not in CHOICES else (CHOICES[parameter.name],)
             assert parameter.default in off or parameter.default is inspect.Parameter.empty, parameter
 
 
@@ -104,6 +107,7 @@ MAY_IMPORT = {
     "config": {"_cpu", "_isa", "threads"},
     "testing": {"_checks", "masks", "reference", "results"},
     "datasets": set(),
+    "weights": {"reference"},
 }
 TOP = {"__init__", "__main__", "bench", "integrations"}     # may import anything; nobody imports them
 

@@ -12,10 +12,10 @@ from .scalars import MAX_OFFSET, integer
 INT64 = np.dtype(np.int64)
 
 
-def check_mask(mask, a) -> np.ndarray:
+def check_mask(mask, a, name: str = "mask") -> np.ndarray:
     """The mask, True where a row may see a key."""
-    mask = _bools("mask", mask, "; an additive float mask goes to bias=, a 0/1 mask is mask.astype(bool)")
-    check_fits("mask", mask.shape, *_score_axes(a))
+    mask = _bools(name, mask, f"; an additive float mask goes to bias=, a 0/1 mask is {name}.astype(bool)")
+    check_fits(name, mask.shape, *_score_axes(a))
     return mask
 
 

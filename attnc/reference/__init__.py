@@ -10,8 +10,10 @@ from ._scores import attention_scores
 from ._softmax import log_softmax, softmax
 from ._states import merge_states
 from ._varlen import attention_varlen
+from ._weights import AttentionWeights, rollout
 
 __all__ = [
+    "AttentionWeights",
     "alibi_slopes",
     "attention",
     "attention_scores",
@@ -19,6 +21,7 @@ __all__ = [
     "attention_weights",
     "log_softmax",
     "merge_states",
+    "rollout",
     "softmax",
     "weighted_sum",
 ]

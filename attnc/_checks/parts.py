@@ -1,0 +1,72 @@
+"""A part of checked arguments: some batch elements, heads, rows and keys, with every option that belongs to them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .attention import Args
+
+ALL = slice(None)
+
+
+def part(a: Args, *, batch: tuple = (), heads: slice = ALL, rows: slice = ALL, keys: slice = ALL) -> Args:
+    """Arguments of a part of the weights, with the same positions, so the same scores; arrays are views.
+
+    `batch` has a slice for each batch axis or is empty. The heads are whole groups that share a key head, or a single
+    one. Rows and keys have step 1. The default scale and offset are those of the whole.
+    """
+    h0, h1, _ = heads.indices(a.q_heads)
+    r0, r1, _ = rows.indices(a.q_len)
+    k0, k1, _ = keys.indices(a.kv_len)
+    r1, k1, group = max(r0, r1), max(k0, k1), a.q_heads // a.kv_heads if a.kv_heads else 1
+    heads, rows, keys = slice(h0, h1), slice(r0, r1), slice(k0, k1)
+    kv_heads = slice(h0 // group, -(-h1 // group))
+    some = Args()
+    for name in Args.__slots__:
+        setattr(some, name, getattr(a, name, None))
+    some.two_d = False
+    some.batch = tuple(len(range(*one.indices(length))) for one, length in zip(batch, a.batch, strict=True)) \
+        if batch else a.batch
+    some.q_len, some.kv_len, some.q_heads, some.kv_heads = r1 - r0, k1 - k0, h1 - h0, kv_heads.stop - kv_heads.start
+    offset = a.q_offset
+    if offset is None:
+        q_lengths, kv_lengths = a.q_lengths, a.kv_lengths
+        offset = (a.kv_len if kv_lengths is None else kv_lengths) - (a.q_len if q_lengths is None else q_lengths)
+    some.query = _cut(a.query, batch, (heads, rows, ALL))
+    some.key = _cut(a.key, batch, (kv_heads, keys, ALL))
+    some.mask, some.bias = (_cut(x, batch, (heads, rows, keys)) for x in (a.mask, a.bias))
+    some.key_mask = _cut(a.key_mask, batch, (keys,))
+    some.alibi_slopes, some.sinks = _cut(a.alibi_slopes, batch, (heads,)), _cut(a.sinks, (), (heads,))
+    some.q_segments, some.k_segments = _cut(a.q_segments, batch, (rows,)), _cut(a.k_segments, batch, (keys,))
+    some.q_offset = _cut(np.asarray(offset, np.int64) + (r0 - k0), batch, ())
+    if a.q_lengths is not None:
+        some.q_lengths = np.clip(_cut(a.q_lengths, batch, ()) - r0, 0, r1 - r0)
+    if a.kv_lengths is not None:
+        some.kv_lengths = np.clip(_cut(a.kv_lengths, batch, ()) - k0, 0, k1 - k0)
+    return some
+
+
+def one_head(a: Args, places: tuple) -> Args:
+    """Arguments of a single head as if its arrays had come with two axes."""
+    *batch, head = (slice(place, place + 1) for place in places)
+    some = part(a, batch=tuple(batch), heads=head)
+    some.two_d, some.batch = True, ()
+    lead = len(batch)
+    for name, trailing in _TRAILING.items():
+        x = getattr(some, name)
+        if x is not None:
+            setattr(some, name, x.reshape(x.shape[max(x.ndim - trailing, 0):]) if lead else x)
+    return some
+
+
+_TRAILING = dict(query=3, key=3, mask=3, bias=3, key_mask=1, alibi_slopes=1, q_segments=1, k_segments=1, q_offset=0,
+                 q_lengths=0, kv_lengths=0)
+
+
+def _cut(x: np.ndarray | None, batch: tuple, trailing: tuple) -> np.ndarray | None:
+    """The part of an array whose axes align to the right with (batch..., trailing...); axes of length 1 serve all."""
+    if x is None:
+        return None
+    index = (*batch, *trailing)[max(len(batch) + len(trailing) - x.ndim, 0):]
+    return x[(..., *(one if length != 1 else ALL for one, length in
+                     zip(index, x.shape[x.ndim - len(index):], strict=True)))]

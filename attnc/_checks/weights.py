@@ -1,0 +1,273 @@
+"""Check the arguments of AttentionWeights and rollout: rows, labels, bins, counts, and how a selection is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from .arrays import as_array, check_fits, describe, float_array, saturated
+from .options import check_mask, integers
+from .output import check_out
+from .scalars import check_choice, finite, integer
+
+MOST_KEYS = 2**31 - 1      # of topk: places are kept as int32
+HEADS = ("mean", "sum", "max", "group")
+REDUCTIONS = ("mean", "max")
+
+
+class Selection(NamedTuple):
+    """An index of all axes: slices of the leading ones, and for rows and keys a slice or an integer array of places.
+
+    `drop` names leading axes that an int takes away; `front` says that NumPy puts the axes of the arrays first.
+    """
+
+    lead: tuple
+    drop: tuple
+    rows: slice | np.ndarray
+    keys: slice | np.ndarray
+    front: bool
+
+
+def check_index(index, shape: tuple) -> Selection:
+    """`index` as NumPy reads it: ints and slices on every axis, integer arrays for rows and keys."""
+    index = index if isinstance(index, tuple) else (index,)
+    dots = [i for i, one in enumerate(index) if one is Ellipsis]
+    if len(dots) > 1:
+        raise IndexError("an index can have only one ellipsis ('...')")
+    if len(index) - len(dots) > len(shape):
+        raise IndexError(f"too many indices: the weights have {len(shape)} axes, but {len(index)} were indexed")
+    at = dots[0] if dots else len(index)
+    filled = (slice(None),) * (len(shape) - len(index) + len(dots))
+    index = (*index[:at], *filled, *index[at + len(dots):])
+    lead, drop = [], []
+    for axis, (one, length) in enumerate(zip(index[:-2], shape[:-2], strict=True)):
+        if not isinstance(one, slice):
+            place = _places(one, length, axis)
+            if place.ndim:
+                raise IndexError(f"axis {axis} is indexed by an array; wanted an int or a slice: arrays choose rows "
+                                 "and keys, the last two axes")
+            drop.append(axis)
+            one = slice(int(place), int(place) + 1)
+        lead.append(one)
+    rows, keys = (one if isinstance(one, slice) else _places(one, length, axis) for one, length, axis in
+                  zip(index[-2:], shape[-2:], (len(shape) - 2, len(shape) - 1), strict=True))
+    return Selection(tuple(lead), tuple(drop), rows, keys, _arrays_in_front(index, (*drop,), rows, keys))
+
+
+def _arrays_in_front(index: tuple, drop: tuple, rows, keys) -> bool:
+    """Whether NumPy finds a slice between the ints and arrays of an index that has an array."""
+    if not any(isinstance(one, np.ndarray) and one.ndim for one in (rows, keys)):
+        return False
+    advanced = [*drop, *(len(index) - 2 + i for i, one in enumerate((rows, keys)) if not isinstance(one, slice))]
+    return advanced[-1] - advanced[0] + 1 != len(advanced)
+
+
+def _places(one, length: int, axis: int) -> np.ndarray:
+    """Non-negative places on an axis, from an int, an integer array or a bool array of its length."""
+    places = np.asarray(one)
+    if places.dtype == bool and places.shape == (length,):
+        places = np.flatnonzero(places)
+    if places.size == 0 and not isinstance(one, np.ndarray):
+        places = places.astype(np.int64)
+    if places.dtype.kind not in "iu":
+        raise IndexError(f"axis {axis} is indexed by {describe(one)}; wanted ints, slices, integer arrays or a bool "
+                         f"array of shape ({length},)")
+    outside = (places < -length) | (places >= length)
+    if outside.any():
+        raise IndexError(f"index {places[outside][0]} is out of bounds for axis {axis} with size {length}")
+    return np.where(places < 0, places + length, places).astype(np.int64)
+
+
+def check_head(index: tuple, shape: tuple) -> tuple:
+    """Places on all leading axes."""
+    if len(index) != len(shape) - 2:
+        raise IndexError(f"a head is named by {len(shape) - 2} ints, one for each axis before rows and keys; "
+                         f"got {index}")
+    return tuple(integer("a place of the head", one, -length, length - 1) % length
+                 for one, length in zip(index, shape[:-2], strict=True))
+
+
+def check_one_head(shape: tuple) -> None:
+    """Raise unless these are the weights of a single head."""
+    if len(shape) > 2:
+        raise ValueError(f"the weights have shape {shape}; wanted those of one head: W.head(...) gives them")
+
+
+def tiles(shape: tuple, rows, keys) -> Iterator[tuple]:
+    """Indices of tiles of at most rows x keys weights of one head: ints, then two slices."""
+    rows, keys = integer("rows", rows, 1, 2**62), integer("keys", keys, 1, 2**62)
+    for lead in np.ndindex(shape[:-2]):
+        for r in range(0, shape[-2], rows):
+            for k in range(0, shape[-1], keys):
+                yield *lead, slice(r, min(r + rows, shape[-2])), slice(k, min(k + keys, shape[-1]))
+
+
+def over_heads(x: np.ndarray, heads: str | None, a) -> np.ndarray:
+    """Something (..., q_heads, n) reduced over its heads, or over those that share a key head."""
+    if heads is None or a.two_d:
+        return x
+    if heads == "group":
+        group = a.q_heads // a.kv_heads if a.kv_heads else 1
+        return x.reshape(*x.shape[:-2], a.kv_heads, group, x.shape[-1]).sum(-2)
+    if heads == "max":
+        return x.max(-2, initial=0)
+    return x.sum(-2) / (max(a.q_heads, 1) if heads == "mean" else 1)
+
+
+def check_dense_dtype(dtype) -> np.dtype:
+    """A dtype that weights can be stored in."""
+    dtype = np.dtype(dtype)
+    if (dtype.kind != "f" and dtype.name != "bfloat16") or dtype.char == "g":
+        raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype.name}")
+    return dtype
+
+
+def check_dense_out(out, dtype, a) -> np.ndarray:
+    """The array that dense weights are written to, of any float dtype; a memory map too."""
+    wanted = check_dense_dtype(out.dtype if dtype is None and isinstance(out, np.ndarray) else dtype or a.acc)
+    check_out(out, a.weights_shape, wanted, dict(query=a.query, key=a.key, mask=a.mask, bias=a.bias))
+    return out
+
+
+def check_k(k) -> int:
+    """How many keys of each row."""
+    return integer("k", k, 1, MOST_KEYS)
+
+
+def check_bins(bins, a) -> tuple[int, int]:
+    """The sizes of a map: at most one bin for each row and key."""
+    if not isinstance(bins, (tuple, list)) or len(bins) != 2:
+        raise TypeError(f"bins must be a pair (row_bins, col_bins), got {describe(bins)}")
+    return integer("row_bins", bins[0], 1, max(a.q_len, 1)), integer("col_bins", bins[1], 1, max(a.kv_len, 1))
+
+
+def check_labels(name: str, labels, length: int) -> np.ndarray:
+    """The group of each place, a negative one for none."""
+    labels = integers(name, labels, high=length - 1 if length else 0)
+    if labels.shape != (length,):
+        raise ValueError(f"{name} has shape {labels.shape}; wanted ({length},), a group for each place")
+    return labels
+
+
+def bin_labels(bins: int, length: int) -> np.ndarray:
+    """The bin of each place: floor(i * bins / length)."""
+    return np.arange(length, dtype=np.int64) * bins // max(length, 1)
+
+
+def check_row_weights(rows, row_weights, a) -> np.ndarray | None:
+    """How much each row counts, in the accumulation dtype, (q_len,) or as `row_weights`; None: every row once."""
+    counts = None if rows is None else _row_counts(rows, a.q_len)
+    if row_weights is None:
+        return None if counts is None else counts.astype(a.acc)
+    weights = saturated(float_array("row_weights", row_weights), a.acc)
+    target = (a.q_len,) if a.two_d else (*a.batch, a.q_heads, a.q_len)
+    check_fits("row_weights", weights.shape, target, "(q_len,)" if a.two_d else "(batch..., q_heads, q_len)")
+    return weights if counts is None else weights * counts.astype(a.acc)
+
+
+def _row_counts(rows, length: int) -> np.ndarray:
+    """How often each row is named."""
+    counts = np.zeros(length, np.int64)
+    if isinstance(rows, slice):
+        counts[rows] = 1
+        return counts
+    places = as_array("rows", rows)
+    if places.dtype == bool:
+        if places.shape != (length,):
+            raise ValueError(f"rows is a bool array of shape {places.shape}; wanted ({length},)")
+        return places.astype(np.int64)
+    if places.size:
+        places = integers("rows", rows, -length, length - 1)
+    np.add.at(counts, places.astype(np.int64).ravel(), 1)
+    return counts
+
+
+def check_heads(heads) -> str | None:
+    return None if heads is None else check_choice("heads", heads, HEADS)
+
+
+def check_reduce(reduce) -> str:
+    return check_choice("reduce", reduce, REDUCTIONS)
+
+
+def check_threshold(threshold, acc: np.dtype) -> float:
+    return finite("threshold", threshold, acc)
+
+
+def check_sparse(threshold, top_p, acc: np.dtype) -> tuple[float | None, float | None]:
+    """What a sparse export keeps: exactly one of the two."""
+    if (threshold is None) == (top_p is None):
+        raise ValueError("sparse takes one of threshold= and top_p=, got " + ("neither" if top_p is None else "both"))
+    if threshold is not None:
+        return check_threshold(threshold, acc), None
+    top_p = finite("top_p", top_p, np.dtype(np.float64))
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be greater than 0 and at most 1, got {top_p}")
+    return None, top_p
+
+
+def check_keep(keep, a) -> np.ndarray:
+    """Which keys stay, as a mask."""
+    return check_mask(as_array("keep", keep), a, name="keep")
+
+
+def check_progress(progress):
+    """None, or what is called with (done, total) now and then; True is a bar by tqdm, made when the call begins."""
+    if progress is None or progress is False:
+        return None
+    if progress is not True and not callable(progress):
+        raise TypeError(f"progress must be True, False or a function of (done, total), got {describe(progress)}")
+    return progress
+
+
+def check_accumulated(out, shape: tuple, a) -> None:
+    """The array that results are added to."""
+    check_out(out, shape, a.acc, dict(query=a.query, key=a.key))
+
+
+def check_operand(x, a, length: int, transposed: bool) -> np.ndarray:
+    """What a product takes: (length,), or (..., length, columns) with leading axes that broadcast to those of W."""
+    x = float_array("the operand of @", x)
+    axes = "q_len" if transposed else "kv_len"
+    if x.ndim == 0 or x.shape[-1 if x.ndim == 1 else -2] != length:
+        raise ValueError(f"the operand of @ has shape {x.shape}; wanted ({axes},) or (..., {axes}, columns), {axes} "
+                         f"= {length}")
+    lead = () if a.two_d else (*a.batch, a.q_heads)
+    check_fits("the operand of @", x.shape[:-2], lead, "leading axes of the weights")
+    return x
+
+
+def check_residual(residual) -> float:
+    """The share of a layer that passes by the attention."""
+    residual = finite("residual", residual, np.dtype(np.float64))
+    if not 0 <= residual <= 1:
+        raise ValueError(f"residual must be from 0 to 1, got {residual}")
+    return residual
+
+
+def check_layers(layers) -> list:
+    """Weights of layers with as many rows as keys, all of one length."""
+    layers = list(layers) if isinstance(layers, (list, tuple)) else [layers]
+    if not layers:
+        raise ValueError("layers is empty; wanted the AttentionWeights of at least one layer")
+    for i, layer in enumerate(layers):
+        if not hasattr(layer, "head_mean"):
+            raise TypeError(f"layers[{i}] must be AttentionWeights, got {describe(layer)}")
+        if layer.shape[-2:] != layers[0].shape[-1:] * 2:
+            raise ValueError(f"layers[{i}] has shape {layer.shape}; wanted as many rows as keys, {layers[0].shape[-1]} "
+                             "as in layers[0]")
+    return layers
+
+
+def check_start(start, layers: list) -> np.ndarray:
+    """Where a rollout begins: a place, or amounts (..., length) with the batch axes of the layers or fewer."""
+    length = layers[0].shape[-1]
+    if np.ndim(start) == 0:
+        start = integer("start", start, -length, length - 1)
+        return np.eye(1, length, start % length, dtype=layers[0].dtype)[0]
+    start = float_array("start", start)
+    if start.shape[-1] != length:
+        raise ValueError(f"start has shape {start.shape}; wanted an int or (..., {length}), an amount for each token")
+    return start

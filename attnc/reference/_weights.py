@@ -1,0 +1,336 @@
+"""Statements about weights, from the dense matrix: the definition of `attnc.AttentionWeights` and `rollout`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import masks
+from .._checks import attention_args, check_lse
+from .._checks import weights as checks
+from .._checks.parts import one_head
+from ..results import SparseWeights, TopKeys, WeightsSummary
+from ._attention import run, weights_under
+from ._scores import masked_scores
+
+
+class AttentionWeights:
+    """The weights of attention, and what can be said of them: the definition of `attnc.AttentionWeights`.
+
+    Parameters, methods, results and errors are those of `attnc.AttentionWeights`. A key counts for a row if the row may
+    see it and its score is not -inf; a row that sees none is empty.
+
+    Examples
+    --------
+    >>> W = AttentionWeights([[1., 0.]], [[1., 0.], [1., 0.]])
+    >>> W.dense(), W.key_mass()
+    (array([[0.5, 0.5]]), array([0.5, 0.5]))
+    """
+
+    def __init__(self, query, key, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
+                 scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
+                 q_lengths=None, kv_lengths=None, layout="bhnd", lse=None, num_threads=None):
+        self._a = a = attention_args(
+            query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+            scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+            k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads)
+        self._given = None if lse is None else check_lse(lse, a)
+
+    @property
+    def shape(self):
+        return self._a.weights_shape
+
+    @property
+    def ndim(self):
+        return len(self.shape)
+
+    @property
+    def dtype(self):
+        return self._a.acc
+
+    @property
+    def lse(self):
+        with np.errstate(all="ignore"):
+            return run(self._a)["lse"] if self._given is None else self._given
+
+    def dense(self, *, dtype=None, out=None, progress=None):
+        checks.check_progress(progress)
+        with np.errstate(all="ignore"):
+            dense = run(self._a)["weights"] if self._given is None else weights_under(self._given, self._a)
+            if out is None:
+                return dense.astype(self.dtype if dtype is None else checks.check_dense_dtype(dtype))
+            checks.check_dense_out(out, dtype, self._a)[...] = dense
+            return out
+
+    def __array__(self, dtype=None, copy=None):
+        if copy is False:
+            raise ValueError("the weights are computed: an array of them is always new; wanted copy=None or True")
+        return self.dense() if dtype is None else self.dense().astype(dtype)
+
+    def __getitem__(self, index):
+        checks.check_index(index, self.shape)
+        return self.dense()[index]
+
+    def head(self, *index):
+        places = checks.check_head(index, self.shape)
+        one = object.__new__(type(self))
+        one._a = one_head(self._a, places) if places else self._a
+        one._given = None if self._given is None else self._given[places]
+        return one
+
+    # Rows
+
+    def _scores(self):
+        with np.errstate(all="ignore"):
+            return masked_scores(self._a, masks.allowed(self._a)).reshape(self.shape)
+
+    def _seen(self):
+        """Which keys count for which row."""
+        return self._scores() != -np.inf
+
+    def _visible(self):
+        """Weights where the row sees the key, else 0: those of a NaN row are NaN only there."""
+        return np.where(self._seen(), self.dense(), 0)
+
+    def _rows(self):
+        """Which rows are empty, and which are NaN."""
+        dense = self.dense()
+        empty = ~self._seen().any(-1) | (self.lse == -np.inf)
+        return empty, np.isnan(dense).any(-1) & ~empty
+
+    def topk(self, k, *, progress=None):
+        k = checks.check_k(k)
+        checks.check_progress(progress)
+        empty, nan = self._rows()
+        scores = np.where((empty | nan)[..., None], -np.inf, self._scores())
+        order = np.argsort(-scores, axis=-1, kind="stable")[..., :k]
+        found = np.take_along_axis(scores, order, -1) > -np.inf
+        weights = np.where(found, np.take_along_axis(self._visible(), order, -1), 0)
+        weights = np.where(nan[..., None], np.nan, weights).astype(self.dtype)
+        spare = [(0, 0)] * (self.ndim - 1) + [(0, k - order.shape[-1])]
+        weights = np.pad(weights, spare)
+        weights[nan] = np.nan
+        return TopKeys(weights, np.pad(np.where(found, order, -1), spare, constant_values=-1))
+
+    def entropy(self, *, progress=None):
+        checks.check_progress(progress)
+        empty, _ = self._rows()
+        weights, scores, lse = self._visible(), self._scores(), self.lse
+        with np.errstate(all="ignore"):
+            surprise = np.where(weights == 0, 0, weights * (lse[..., None] - np.where(weights == 0, 0, scores)))
+            entropy = surprise.sum(-1)
+            if self._a.sinks is not None:
+                sinks = self._a.sinks if self._a.two_d else self._a.sinks[:, None]
+                alone = np.exp(sinks - lse) * (lse - sinks)
+                entropy = entropy + np.where(sinks == -np.inf, 0, alone)
+        return np.where(empty, 0, entropy).astype(self.dtype)
+
+    def effective_keys(self, *, progress=None):
+        return np.exp(self.entropy(progress=progress))
+
+    def max(self, *, progress=None):
+        return self.topk(1, progress=progress).weights[..., 0]
+
+    def argmax(self, *, progress=None):
+        return self.topk(1, progress=progress).indices[..., 0]
+
+    def mean_position(self, *, progress=None):
+        checks.check_progress(progress)
+        empty, _ = self._rows()
+        places = np.arange(self.shape[-1], dtype=self.dtype)
+        return np.where(empty, -1, (self._visible() * places).sum(-1)).astype(self.dtype)
+
+    def mean_distance(self, *, progress=None):
+        checks.check_progress(progress)
+        distance = np.abs(np.arange(self.shape[-1]) - masks.positions(self._a)).astype(self.dtype)
+        distance = distance.reshape(distance.shape[-2:]) if self._a.two_d else distance
+        return (self._visible() * distance).sum(-1).astype(self.dtype)
+
+    def lost_mass(self, keep, *, progress=None):
+        checks.check_progress(progress)
+        keep = checks.check_keep(keep, self._a)
+        return np.where(keep, 0, self._visible()).sum(-1).astype(self.dtype)
+
+    # Keys
+
+    def _counts(self, rows, row_weights):
+        counts = checks.check_row_weights(rows, row_weights, self._a)
+        return np.ones(1, self.dtype) if counts is None else counts
+
+    def key_mass(self, *, rows=None, row_weights=None, heads=None, normalize=False, out=None, progress=None):
+        checks.check_progress(progress)
+        heads, counts = checks.check_heads(heads), self._counts(rows, row_weights)[..., None]
+        with np.errstate(all="ignore"):
+            mass = np.where(counts == 0, 0, self._visible() * counts).sum(-2)
+            if normalize:
+                seeing = np.where(self._seen(), counts, 0).sum(-2)
+                mass = np.where(seeing == 0, 0, mass / seeing)
+        mass = checks.over_heads(mass, heads, self._a).astype(self.dtype)
+        if out is None:
+            return mass
+        checks.check_accumulated(out, mass.shape, self._a)
+        out += mass
+        return out
+
+    def key_max(self, *, rows=None, progress=None):
+        checks.check_progress(progress)
+        counts = self._counts(rows, None)[..., None]
+        return np.where(counts == 0, 0, self._visible()).max(-2, initial=0).astype(self.dtype)
+
+    def key_hits(self, threshold, *, rows=None, progress=None):
+        checks.check_progress(progress)
+        threshold, counts = checks.check_threshold(threshold, self.dtype), self._counts(rows, None)[..., None]
+        above = self._seen() & (self._visible() > self.dtype.type(threshold)) & (counts != 0)
+        return above.sum(-2, dtype=np.int64)
+
+    # Pictures
+
+    def map(self, bins, *, reduce="mean", progress=None):
+        row_bins, col_bins = checks.check_bins(bins, self._a)
+        q_len, kv_len = self.shape[-2:]
+        return self._pooled(checks.bin_labels(row_bins, q_len), checks.bin_labels(col_bins, kv_len), row_bins, col_bins,
+                            reduce, progress)
+
+    def pool(self, query_labels, key_labels, *, reduce="mean", progress=None):
+        rows = checks.check_labels("query_labels", query_labels, self.shape[-2])
+        keys = checks.check_labels("key_labels", key_labels, self.shape[-1])
+        return self._pooled(rows, keys, rows.max(initial=-1) + 1, keys.max(initial=-1) + 1, reduce, progress)
+
+    def _pooled(self, rows, keys, row_bins, col_bins, reduce, progress):
+        checks.check_progress(progress)
+        found = np.zeros((*self.shape[:-2], row_bins, col_bins), self.dtype)
+        weights = self._visible()
+        for a in range(row_bins):
+            for b in range(col_bins):
+                part = weights[..., rows == a, :][..., keys == b]
+                if checks.check_reduce(reduce) == "max":
+                    found[..., a, b] = part.max((-1, -2), initial=0)
+                elif part.shape[-2]:
+                    found[..., a, b] = part.sum(-1).mean(-1)
+        return found
+
+    def head_mean(self, *, out=None, progress=None):
+        checks.check_progress(progress)
+        mean = self.dense() if self._a.two_d else self.dense().mean(-3) if self._a.q_heads else self.dense().sum(-3)
+        if out is None:
+            return mean
+        checks.check_out(out, mean.shape, self.dtype, dict(query=self._a.query, key=self._a.key))
+        out[...] = mean
+        return out
+
+    # Products
+
+    @property
+    def T(self):
+        return Transposed(self)
+
+    def __matmul__(self, x):
+        x = checks.check_operand(x, self._a, self.shape[-1], False)
+        return self._visible() @ x
+
+    def linear_operator(self):
+        from scipy.sparse.linalg import aslinearoperator
+
+        checks.check_one_head(self.shape)
+        return aslinearoperator(self.dense())
+
+    # In parts
+
+    def sparse(self, *, threshold=None, top_p=None, progress=None):
+        checks.check_progress(progress)
+        threshold, top_p = checks.check_sparse(threshold, top_p, self.dtype)
+        weights, seen = self._visible(), self._seen()
+        if top_p is None:
+            keep = seen & (weights >= threshold)
+        else:
+            order = np.argsort(-self._scores(), axis=-1, kind="stable")
+            mass = np.take_along_axis(weights, order, -1).cumsum(-1, dtype=np.float64)
+            needed = mass - np.take_along_axis(weights, order, -1) < top_p * mass[..., -1:]
+            keep = np.zeros(self.shape, bool)
+            np.put_along_axis(keep, order, needed, -1)
+            keep &= seen
+        rows = keep.reshape(-1, self.shape[-1])
+        indptr = np.concatenate([[0], rows.sum(-1).cumsum()])
+        dropped = np.where(keep, 0, weights).sum(-1).astype(self.dtype)
+        return SparseWeights(indptr, np.nonzero(rows)[1], weights[keep], dropped, self.shape)
+
+    def blocks(self, rows=256):
+        rows = checks.integer("rows", rows, 1, 2**62)
+        dense = self.dense()
+        for start in range(0, self.shape[-2], rows):
+            part = slice(start, min(start + rows, self.shape[-2]))
+            yield part, dense[..., part, :]
+
+    def reduce(self, function, initial=None, *, rows=256, keys=4096, progress=None):
+        checks.check_progress(progress)
+        dense, state = self.dense(), initial
+        for index in checks.tiles(self.shape, rows, keys):
+            state = function(state, dense[index], index)
+        return state
+
+    def summary(self, *, topk=None, entropy=False, effective_keys=False, max=False, argmax=False, mean_position=False,
+                mean_distance=False, key_mass=False, key_max=False, map=None, lse=False, progress=None):
+        checks.check_progress(progress)
+        asked = dict(
+            entropy=entropy, effective_keys=effective_keys, max=max, argmax=argmax, mean_position=mean_position,
+            mean_distance=mean_distance, key_mass=key_mass, key_max=key_max)
+        found = {} if topk is None else {"topk": self.topk(topk)}
+        found.update({name: getattr(self, name)() for name, wanted in asked.items() if wanted})
+        if map is not None:
+            found["map"] = self.map(map)
+        if lse:
+            found["lse"] = self.lse
+        return WeightsSummary(**found)
+
+    def __repr__(self):
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name})"
+
+
+class Transposed:
+    """The transpose of weights, for ``W.T @ X``."""
+
+    def __init__(self, weights):
+        self.T = weights
+
+    @property
+    def shape(self):
+        return *self.T.shape[:-2], self.T.shape[-1], self.T.shape[-2]
+
+    def __matmul__(self, x):
+        x = checks.check_operand(x, self.T._a, self.shape[-1], True)
+        weights = self.T._visible().swapaxes(-1, -2)
+        if x.ndim == 1:
+            x = x[:, None]
+            return _products(weights, x)[..., 0]
+        return _products(weights, x)
+
+
+def _products(weights, x):
+    """``weights @ x``, where a weight of 0 adds nothing, whatever stands in `x`."""
+    finite = np.where(np.isfinite(x), x, 0)
+    total = weights @ finite
+    for i, c in np.argwhere((~np.isfinite(x)).reshape(-1, *x.shape[-2:]).any(0)):
+        w, odd = weights[..., i], x[..., i, c, None]
+        total[..., c] += np.where((w != 0) & ~np.isfinite(odd), w * odd, 0)
+    return total
+
+
+def rollout(layers, start, *, residual=0.5, progress=None):
+    """What of `start` came from where, through all layers: the definition of `attnc.rollout`.
+
+    Parameters, result and errors are those of `attnc.rollout`.
+
+    Examples
+    --------
+    >>> W = AttentionWeights([[0.], [0.]], [[1.], [0.]], causal=True)
+    >>> rollout([W, W], 1)
+    array([0.4375, 0.5625])
+    """
+    checks.check_progress(progress)
+    layers, amounts, residual = checks.check_layers(layers), None, checks.check_residual(residual)
+    amounts = checks.check_start(start, layers)
+    for W in reversed(layers):
+        column = amounts[..., None] if W.ndim == 2 else amounts[..., None, :, None]
+        passed = (W.T @ column)[..., 0]
+        passed = passed if W.ndim == 2 else passed.mean(-2)
+        amounts = residual * amounts + (1 - residual) * passed
+    return amounts
