@@ -12,7 +12,8 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 # Best last: each name is a promise of what the processor and its operating system must offer (src/cpu.pyx checks it).
-X86 = {"base": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]}
+X86 = {"base": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"],
+       "avx512bf16": ["-march=x86-64-v4", "-mavx512bf16"]}
 ISAS = X86 if platform.machine().lower() in ("x86_64", "amd64") else {"base": []}
 
 # No -ffast-math: it breaks -inf and NaN. Contraction is off so that only an explicit fma is one, in every loop alike.

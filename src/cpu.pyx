@@ -18,13 +18,16 @@ cdef extern from *:
         return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
             && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     }
+    static int has_avx512bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
     #else
     static int has_avx2(void) { return 0; }
     static int has_avx512(void) { return 0; }
+    static int has_avx512bf16(void) { return 0; }
     #endif
     """
     int has_avx2()
     int has_avx512()
+    int has_avx512bf16()
     const char* ATTNC_BUILT
     const char* ATTNC_LEFT_OUT
     const char* ATTNC_COMPILER
@@ -41,6 +44,8 @@ COMPILER = ATTNC_COMPILER.decode()
 
 def supports(str name):
     """Whether this machine can run the kernels of instruction set `name`."""
+    if name == "avx512bf16":
+        return bool(has_avx512bf16())
     if name == "avx512":
         return bool(has_avx512())
     if name == "avx2":

@@ -1,6 +1,6 @@
 # Declarations of the C headers, and the struct that a call carries through its loops.
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint16_t
 
 cdef extern from "runtime.h" nogil:
     int watch_forks()
@@ -25,6 +25,8 @@ cdef extern from "tiles.h" nogil:
     enum: SKIP, PARTIAL, FULL
     enum: GROUP_ROWS
     enum: DIRECT_KEYS
+    enum: DOT
+    enum: HAS_DOT
 
     ctypedef struct Array:
         char* data
@@ -89,6 +91,7 @@ cdef extern from "tiles.h" nogil:
         const void** q_rows
         void* q
         void* s
+        uint16_t* halves
         void* o
         void* apart_o
         void* row_max
@@ -120,7 +123,7 @@ cdef extern from "tiles.h" nogil:
         int type, logarithm
 
     ctypedef struct Tile:
-        int real, panel, lanes
+        int real, panel, lanes, packed
         void (*begin)(const Params*, Task*) noexcept nogil
         void (*pack)(const Params*, Task*, Py_ssize_t, Packed) noexcept nogil
         int (*classify)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
@@ -145,7 +148,7 @@ cdef extern from "tiles.h" nogil:
         void (*weigh)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t, Packed) noexcept nogil
         void (*softmax_rows)(const RowOp*, Py_ssize_t, Py_ssize_t, void*) noexcept nogil
 
-    const Tile TILES[2]
+    const Tile TILES[3]
     Py_ssize_t batch_offset(const Array*, const Batch*, Py_ssize_t) noexcept
     Lengths lengths_of(const Params*, Py_ssize_t) noexcept
     Range visible(const Params*, Lengths, Py_ssize_t) noexcept

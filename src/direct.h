@@ -74,7 +74,7 @@ static void T(scores_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
 INLINE int T(values_checked)(const int rows, ix vectors, const Params *p, const REAL *w, const REAL *v, ix stride, ix keys,
                              const REAL *alpha, REAL *o) {
     int fine = 1;
-#define TILE(vectors) fine = T(values_tile)(rows, vectors, 1, w, p->width, v, stride, keys, alpha, o, p->value_stride)
+#define TILE(vectors) fine = T(values_tile)(0, rows, vectors, 1, w, p->width, v, stride, keys, alpha, o, p->value_stride)
     VECTOR_CASES(TILE)
 #undef TILE
     return fine;
@@ -82,7 +82,7 @@ INLINE int T(values_checked)(const int rows, ix vectors, const Params *p, const 
 
 INLINE void T(values_unchecked)(const int rows, ix vectors, const Params *p, const REAL *w, const REAL *v, ix stride, ix keys,
                                 const REAL *alpha, REAL *o) {
-#define TILE(vectors) T(values_tile)(rows, vectors, 0, w, p->width, v, stride, keys, alpha, o, p->value_stride)
+#define TILE(vectors) T(values_tile)(0, rows, vectors, 0, w, p->width, v, stride, keys, alpha, o, p->value_stride)
     VECTOR_CASES(TILE)
 #undef TILE
 }

@@ -19,7 +19,8 @@ cdef void prepare(Work* w, int mode) noexcept nogil:
     cdef Params* p = &w.p
     cdef double magnitude = p.scale if p.scale >= 0 else -p.scale
     w.mode = mode
-    w.tile = &TILES[p.type]
+    p.direct = p.rows <= SIZES.direct_rows and mode != WEIGH
+    w.tile = &TILES[DOT if multiplies_pairs(w) else p.type]
     p.arrays = p.mask.data != NULL or p.key_mask.data != NULL or p.bias.data != NULL or p.q_segments.data != NULL
     # A magnitude that is no ordinary float would leave the exponent without digits: it takes the general path.
     p.plain = (p.softcap == 0 and p.bias.data == NULL and p.slopes.data == NULL and 1e-30 < magnitude < 1e30)
@@ -33,6 +34,13 @@ cdef void prepare(Work* w, int mode) noexcept nogil:
     p.c = p.unit * 1.4426950408889634
 
 
+cdef bint multiplies_pairs(const Work* w) noexcept nogil:
+    """Whether the products are bfloat16 dot products: the set has them, and all that is multiplied is bfloat16."""
+    cdef const Params* p = &w.p
+    return (HAS_DOT and not p.direct and w.mode != WEIGH and p.query.dtype == BF16 and p.key.dtype == BF16
+            and (p.value.data == NULL or p.value.dtype == BF16))
+
+
 cdef void divide(Work* w) noexcept nogil:
     """Block sizes, the parts of the scratch memory and their bytes."""
     cdef Params* p = &w.p
@@ -40,15 +48,14 @@ cdef void divide(Work* w) noexcept nogil:
     cdef Task unused
     p.value_stride = round_up(p.value_dim, w.tile.lanes)
     p.depth_stride = round_up(p.head_dim, w.tile.lanes)
-    p.direct = p.rows <= SIZES.direct_rows and w.mode != WEIGH
-    p.copied = queries_copied(p, real)
+    p.copied = queries_copied(p, w.tile)
     p.block_k = SIZES.most_block_k
     while p.block_k > SIZES.least_block_k and p.block_k * (p.head_dim + p.value_dim) * real > SIZES.block_bytes:
         p.block_k //= 2
     p.k_blocks = ceil_div(p.kv_len, p.block_k)
     p.width = least(p.block_k, round_up(p.kv_len, w.tile.panel))
-    p.pack_bytes = (padded(p.width * p.head_dim * real) + padded(p.width * p.value_stride * real)
-                    + padded(p.width * 4 + 64))
+    p.pack_bytes = (padded(p.width * round_up(p.head_dim, 2) * w.tile.packed)
+                    + padded(p.width * p.value_stride * w.tile.packed) + padded(p.width * 4 + 64))
     p.split_k = p.k_blocks if p.rows > SIZES.few_rows else SIZES.split_k // p.block_k
     p.splits = most(1, ceil_div(p.k_blocks, p.split_k)) if p.k_blocks else 1
     p.whole = p.rows > SIZES.few_rows and whole_heads(p, real)
@@ -101,14 +108,17 @@ cdef bint whole_heads(const Params* p, Py_ssize_t real) noexcept nogil:
     return p.rows * row * real + p.pack_bytes <= share_of_l2(SIZES.whole_share) and 20 * round_up(heads, threads) <= 21 * heads
 
 
-cdef bint queries_copied(const Params* p, Py_ssize_t real) noexcept nogil:
+cdef bint queries_copied(const Params* p, const Tile* tile) noexcept nogil:
     """Whether some query row can not be read in place: another dtype, gaps, a sign to change, padding to be zero."""
     cdef const Array* a = &p.query
     cdef Py_ssize_t i, odd = <Py_ssize_t> a.data | a.row | a.head
     for i in range(a.n_batch):
         odd |= a.strides[i]
-    return (a.dtype != p.type or a.col != real or odd % real != 0 or p.flip or p.q_lengths.data != NULL
-            or p.direct and p.head_dim < p.depth_stride)
+    if p.flip or p.q_lengths.data != NULL or p.direct and p.head_dim < p.depth_stride or odd % tile.real != 0:
+        return True
+    if tile.packed < tile.real:                            # pairs in a word
+        return a.col != 2 or p.head_dim % 2 != 0
+    return a.dtype != p.type or a.col != tile.real
 
 
 cdef Py_ssize_t rows_of_a_task(const Work* w) noexcept nogil:
@@ -147,13 +157,14 @@ cdef Py_ssize_t lay_out(const Work* w, char* scratch, Task* t) noexcept nogil:
     t.row = <Row*> cut(&at, rows * sizeof(Row))
     t.bias_rows = cut(&at, group * real if p.bias.data != NULL else 0)
     t.allow = <unsigned char*> cut(&at, group if p.arrays or w.mode == WEIGH else 0)
-    t.line = cut(&at, (most(most(2 * p.depth_stride, p.value_stride), p.width) + w.tile.lanes) * real)
+    t.line = cut(&at, (most(2 * most(p.depth_stride, p.value_stride), p.width) + w.tile.lanes) * real)
     t.packed = packed_at(w, cut(&at, direct_bytes(w) if p.direct else 0 if p.shared else p.pack_bytes))
     t.kept_part = <Range*> cut(&at, p.keep * sizeof(Range))
     t.q_rows = <const void**> cut(&at, rows * sizeof(void*))
     t.peaks = cut(&at, GROUP_ROWS * 64)
     t.final_max = cut(&at, rows * real + 64)
     t.inverse = <double*> cut(&at, rows * 8)
+    t.halves = <uint16_t*> cut(&at, group * 2 if w.tile.packed < real else 0)
     return padded(at - scratch)
 
 
@@ -172,7 +183,7 @@ cdef Packed packed_at(const Work* w, char* s) noexcept nogil:
         kv.n_apart = <Py_ssize_t*> (s + 2 * DIRECT_KEYS * w.tile.panel * w.tile.real)
         kv.apart = <int*> (<char*> kv.n_apart + 64)
         return kv
-    kv.values = s + padded(p.width * p.head_dim * w.tile.real)
+    kv.values = s + padded(p.width * round_up(p.head_dim, 2) * w.tile.packed)
     kv.n_apart = <Py_ssize_t*> (s + p.pack_bytes - padded(p.width * 4 + 64))
     kv.apart = <int*> (<char*> kv.n_apart + 64)
     return kv

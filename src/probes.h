@@ -24,6 +24,23 @@ static double multiply_add_f64(long n, double x) {
     return vd_sum(sum);
 }
 
+#if BF16_DOT
+/* the same of pairs of bfloat16; x stands for both of a pair */
+static double multiply_add_bf16(long n, float x) {
+    uint16_t halves[2 * VF];
+    vf a[CHAINS], sum = vf_set1(0);
+    UNROLL for (int i = 0; i < 2 * VF; i++) halves[i] = bf16_round(x);
+    vf b = vf_loadu((const float *)halves);
+    UNROLL for (int i = 0; i < CHAINS; i++) a[i] = vf_set1((float)i);
+    for (long k = 0; k < n; k++)
+        UNROLL for (int i = 0; i < CHAINS; i++) a[i] = vf_dot(b, b, a[i]);
+    UNROLL for (int i = 0; i < CHAINS; i++) sum += a[i];
+    return vf_sum(sum);
+}
+#else
+static double multiply_add_bf16(long n, float x) { return multiply_add_f32(n, x); }   /* bfloat16 is widened */
+#endif
+
 static double read_bytes(const char *p, ptrdiff_t n) {
     vf sum[8];
     UNROLL for (int i = 0; i < 8; i++) sum[i] = vf_set1(0);

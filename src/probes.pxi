@@ -5,6 +5,7 @@ cdef extern from "probes.h" nogil:
     enum: CHAINS
     double multiply_add_f32(long n, float x) noexcept
     double multiply_add_f64(long n, double x) noexcept
+    double multiply_add_bf16(long n, float x) noexcept
     double read_bytes(const char* p, Py_ssize_t n) noexcept
     void fill_bytes(char* p, Py_ssize_t n) noexcept
 
@@ -23,6 +24,8 @@ cdef double run_probe(int type, long n, char* data, Py_ssize_t nbytes, int threa
             total += read_bytes(data + i * share, share)
         elif type == F32:
             total += multiply_add_f32(n, <float> 0.999)
+        elif type == BF16:
+            total += multiply_add_bf16(n, <float> 0.999)
         else:
             total += multiply_add_f64(n, 0.999)
     global sink
@@ -32,17 +35,18 @@ cdef double run_probe(int type, long n, char* data, Py_ssize_t nbytes, int threa
 
 def fma_peak(str dtype, int num_threads, double duration=0.01):
     """Multiply-and-adds of whole vectors in registers, in FLOP/s over all threads, measured for about `duration` seconds."""
-    cdef int type = F32 if dtype == "float32" else F64
+    cdef int type = F32 if dtype == "float32" else BF16 if dtype == "bfloat16" else F64
+    cdef int lanes = VECTOR_BYTES // (8 if type == F64 else 2 if type == BF16 and HAS_DOT else 4)
     cdef long n = 10000
     cdef double took
-    if dtype not in ("float32", "float64"):
-        raise ValueError(f"fma_peak: dtype must be 'float32' or 'float64', got {dtype!r}")
+    if dtype not in ("float32", "float64", "bfloat16"):
+        raise ValueError(f"fma_peak: dtype must be 'float32', 'float64' or 'bfloat16', got {dtype!r}")
     with nogil:                     # the shorter of two runs: another process may have taken one
         took = min(run_probe(type, n, NULL, 0, 1, False), run_probe(type, n, NULL, 0, 1, False))
     n = <long> most(n, <Py_ssize_t> (n * duration / took))
     with nogil:
         took = run_probe(type, n, NULL, 0, num_threads, False)
-    return 2.0 * CHAINS * (VECTOR_BYTES // (4 if type == F32 else 8)) * n * num_threads / took
+    return 2.0 * CHAINS * lanes * n * num_threads / took
 
 
 cdef double timed_memory(object array, int num_threads, bint write) except -1:

@@ -22,6 +22,12 @@
 #define VECTOR_BYTES 16
 #endif
 
+#if defined(__AVX512BF16__)
+#define BF16_DOT 1           /* vf_dot and vf_store_bf16 are there */
+#else
+#define BF16_DOT 0
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -31,6 +37,8 @@ typedef int32_t vfi __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef int64_t vdi __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef float vf_unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(1)));
 typedef double vd_unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(1)));
+
+typedef uint32_t vfu __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
 enum { VF = VECTOR_BYTES / 4, VD = VECTOR_BYTES / 8 };   /* lanes */
 

@@ -2,6 +2,17 @@
 #define PANEL (LANES * TILE_VECTORS)
 #define P_(name) ((REAL *)t->name)
 
+/* One step of a tile's products: of REAL, or with the constant `dot` (dot.h) of the pairs that stand in a word's bits. */
+#if REAL_BITS == 32 && BF16_DOT
+#define PRODUCT(dot, x, y, sum) ((dot) ? vf_dot(x, y, sum) : vf_fma(x, y, sum))
+#define STORE_HALVES vf_store_bf16
+#define PAIR_ROW pair_row
+#else
+#define PRODUCT(dot, x, y, sum) V(fma)(x, y, sum)
+#define STORE_HALVES(halves, x) ((void)(halves))
+#define PAIR_ROW T(query_row)
+#endif
+
 INLINE REAL T(exp2_one)(REAL t) { return V(exp2)(V(set1)(t))[0]; }
 
 #include "rows.h"
@@ -15,6 +26,9 @@ INLINE REAL T(exp2_one)(REAL t) { return V(exp2)(V(set1)(t))[0]; }
 #undef PANEL
 #undef SUMMED
 #undef NATIVE
+#undef PRODUCT
+#undef STORE_HALVES
+#undef PAIR_ROW
 #undef P_
 #undef VECTOR_CASES
 #undef ROW_CASES

@@ -29,6 +29,7 @@ typedef struct {
     const void **q_rows;                 /* [row] where the query is */
     void *q;                             /* [row][head_dim] copies */
     void *s;                             /* [6][width] scores, then weights; with keep: [group][block][6][width] */
+    uint16_t *halves;                    /* [6][width] weights rounded to bfloat16, where products take pairs of them */
     void *o;                             /* [row][value_stride] sum of weighted values */
     void *apart_o;                       /* the same for values kept apart, times 2**-32 */
     void *row_max, *alpha, *block_max;   /* [row], [6], with keep: [block][row] */

@@ -5,10 +5,26 @@
 
 /* ------------------------------------------------------------------------------------------------------ begin */
 
-/* Find the query rows (a copy where they are not REAL without gaps, or change), and set the state of empty rows. */
-static void T(begin)(const Params *p, Task *t) {
+/* A query row as the products read it: in place, or a copy where it is not REAL without gaps, or changes. */
+INLINE const REAL *T(query_row)(const Params *p, const char *src, REAL *copy) {
     const Array *a = &p->query;
     ix depth = p->head_dim;
+    const REAL *x = T(row)(src, a->col, a->dtype, depth, copy);
+    if (p->flip) {
+        for (ix d = 0; d < depth; d++) copy[d] = -x[d];
+        x = copy;
+    }
+    if (p->direct && depth < p->depth_stride) {           /* whole vectors, with zeros behind */
+        if (x != copy) memcpy(copy, x, depth * sizeof(REAL));
+        for (ix d = depth; d < p->depth_stride; d++) copy[d] = 0;
+        x = copy;
+    }
+    return x;
+}
+
+/* Find the query rows, and set the state of rows that have seen nothing. */
+INLINE void T(begin_rows)(const int dot, const Params *p, Task *t) {
+    const Array *a = &p->query;
     for (ix r = 0; r < t->rows; r++) {
         P_(row_max)[r] = -INFINITY;
         t->row_sum[r] = 0;
@@ -19,17 +35,7 @@ static void T(begin)(const Params *p, Task *t) {
             continue;
         }
         const char *src = t->query + t->row[r].position * a->row + t->row[r].head * a->head;
-        const REAL *x = T(row)(src, a->col, a->dtype, depth, copy);
-        if (p->flip) {
-            for (ix d = 0; d < depth; d++) copy[d] = -x[d];
-            x = copy;
-        }
-        if (p->direct && depth < p->depth_stride) {           /* whole vectors, with zeros behind */
-            if (x != copy) memcpy(copy, x, depth * sizeof(REAL));
-            for (ix d = depth; d < p->depth_stride; d++) copy[d] = 0;
-            x = copy;
-        }
-        t->q_rows[r] = x;
+        t->q_rows[r] = dot ? PAIR_ROW(p, src, copy) : T(query_row)(p, src, copy);
     }
     memset(t->o, 0, t->rows * p->value_stride * sizeof(REAL));
     t->uses_apart = 0;
@@ -37,10 +43,10 @@ static void T(begin)(const Params *p, Task *t) {
 
 /* ----------------------------------------------------------------------------------------------------- scores */
 
-/* rows x vectors products of query rows with one panel of keys over `depth` depths, added to those before unless they
- * are the first; in the last vector, lanes without a bit in `tail` become -inf. The depth runs in order for every tile shape, so a score has the same bits wherever its row and key
- * fall. */
-INLINE void T(scores_tile)(const int rows, const int vectors, const REAL *const *q, const REAL *k, ix depth, int first,
+/* rows x vectors products of query rows with one panel of keys over `depth` depths (or, with `dot`, pairs of them), added
+ * to those before unless they are the first; in the last vector, lanes without a bit in `tail` become -inf. The depth runs
+ * in order for every tile shape, so a score has the same bits wherever its row and key fall. */
+INLINE void T(scores_tile)(const int dot, const int rows, const int vectors, const REAL *const *q, const REAL *k, ix depth, int first,
                            unsigned tail, REAL *s, ix stride, VEC *peak) {
     VEC sum[GROUP_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
@@ -50,7 +56,7 @@ INLINE void T(scores_tile)(const int rows, const int vectors, const REAL *const 
         UNROLL for (int v = 0; v < vectors; v++) key[v] = V(load)(k + v * LANES);
         UNROLL for (int r = 0; r < rows; r++) {
             VEC x = V(set1)(q[r][d]);
-            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = V(fma)(x, key[v], sum[r][v]);
+            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = PRODUCT(dot, x, key[v], sum[r][v]);
         }
     }
     if (!first)
@@ -78,25 +84,25 @@ INLINE void T(scores_tile)(const int rows, const int vectors, const REAL *const 
 /* A rounding error grows with the length of a chain of additions: a deep product is a sum of chains of this length. */
 enum { T(CHAIN) = 256 };
 
-INLINE void T(scores_rows)(const int rows, const Params *p, const Task *t, const REAL *const *q_rows, const REAL *k) {
+INLINE void T(scores_rows)(const int dot, const int rows, const Params *p, const Task *t, const REAL *const *q_rows, const REAL *k) {
     const REAL *q[GROUP_ROWS];
     VEC peak[GROUP_ROWS];
-    ix from = 0, depth;
+    ix from = 0, depth, depths = dot ? ceil_div(p->head_dim, 2) : p->head_dim;
     unsigned every = (1u << LANES) - 1, tail = every >> (t->to - t->columns);
     do {
-        depth = least(p->head_dim - from, T(CHAIN));
+        depth = least(depths - from, dot ? T(CHAIN) / 2 : T(CHAIN));
         UNROLL for (int r = 0; r < rows; r++) q[r] = q_rows[r] + from, peak[r] = V(set1)(-INFINITY);
         for (ix j = t->from; j < t->to; j += PANEL) {
             REAL *s = P_(s) + j;
             ix vectors = least(PANEL, t->to - j) / LANES;
-            const REAL *panel = k + j * p->head_dim + from * PANEL;
-#define TILE(vectors) T(scores_tile)(rows, vectors, q, panel, depth, from == 0, j + PANEL < t->to ? every : tail, s, \
+            const REAL *panel = k + j * depths + from * PANEL;
+#define TILE(vectors) T(scores_tile)(dot, rows, vectors, q, panel, depth, from == 0, j + PANEL < t->to ? every : tail, s, \
                                               p->width, peak)
             VECTOR_CASES(TILE)
 #undef TILE
         }
         from += depth;
-    } while (from < p->head_dim);
+    } while (from < depths);
     UNROLL for (int r = 0; r < rows; r++) V(store)(P_(peaks) + r * LANES, peak[r]);
 }
 
@@ -108,11 +114,11 @@ INLINE void T(prefetch_group)(const Params *p, const Task *t, ix r0) {
     }
 }
 
-static void T(scores)(const Params *p, Task *t, ix r0, ix n, Packed kv) {
+INLINE void T(scores_group)(const int dot, const Params *p, Task *t, ix r0, ix n, Packed kv) {
     const REAL *const *q = (const REAL *const *)t->q_rows + r0, *k = kv.keys;
     t->has_peaks = 1;
     T(prefetch_group)(p, t, r0 + n);
-#define ROWS(rows) T(scores_rows)(rows, p, t, q, k)
+#define ROWS(rows) T(scores_rows)(dot, rows, p, t, q, k)
     ROW_CASES(ROWS)
 #undef ROWS
 }
@@ -174,7 +180,8 @@ INLINE void T(maxima)(const int rows, const REAL *s, ix stride, ix from, ix to, 
     UNROLL for (int r = 0; r < rows; r++) V(store)(peaks + r * LANES, peak[r]);
 }
 
-INLINE void T(powers)(const int rows, REAL *s, ix stride, ix from, ix to, const REAL *shift, VEC c, double *total) {
+INLINE void T(powers)(const int dot, const int rows, REAL *s, uint16_t *halves, ix stride, ix from, ix to, const REAL *shift, VEC c,
+                      double *total) {
     VEC sum[GROUP_ROWS];
     UNROLL for (int r = 0; r < rows; r++) sum[r] = V(set1)(0);
     for (ix j = from; j < to; j += LANES) {
@@ -182,6 +189,7 @@ INLINE void T(powers)(const int rows, REAL *s, ix stride, ix from, ix to, const 
             VEC x = V(exp2)((V(load)(s + r * stride + j) - V(set1)(shift[r])) * c);
             sum[r] += x;
             V(store)(s + r * stride + j, x);
+            if (dot) STORE_HALVES(halves + r * stride + j, x);
         }
     }
     UNROLL for (int r = 0; r < rows; r++) total[r] = V(sum)(sum[r]);
@@ -189,7 +197,7 @@ INLINE void T(powers)(const int rows, REAL *s, ix stride, ix from, ix to, const 
 
 /* Scores to weights relative to the running row maximum; alpha is the factor that older sums take. A block that adds
  * nothing to a row gives alpha = 1 and adds 0: it changes no bit. */
-static void T(softmax)(const Params *p, Task *t, ix r0, ix n, ix block) {
+INLINE void T(softmax_group)(const int dot, const Params *p, Task *t, ix r0, ix n, ix block) {
     const VEC c = V(set1)((REAL)p->c);
     REAL *s = P_(s), *row_max = P_(row_max) + r0, *alpha = P_(alpha), *peaks = P_(peaks), shift[GROUP_ROWS];
     double total[GROUP_ROWS];
@@ -206,7 +214,7 @@ static void T(softmax)(const Params *p, Task *t, ix r0, ix n, ix block) {
         if (p->keep) P_(block_max)[block * p->block_q + r0 + r] = new;
     }
     for (ix r = 0; r < GROUP_ROWS; r += LANES) V(store)(alpha + r, V(exp2)(V(load)(alpha + r) * c));
-#define ROWS(rows) T(powers)(rows, s, p->width, t->from, t->to, shift, c, total)
+#define ROWS(rows) T(powers)(dot, rows, s, t->halves, p->width, t->from, t->to, shift, c, total)
     ROW_CASES(ROWS)
 #undef ROWS
     for (ix r = 0; r < n; r++) t->row_sum[r0 + r] = t->row_sum[r0 + r] * alpha[r] + total[r];
@@ -217,7 +225,7 @@ static void T(softmax)(const Params *p, Task *t, ix r0, ix n, ix block) {
 /* o = o * alpha + weights @ values for rows x vectors. The rescaling is one fma where the sums are stored; as their start
  * value it would cost the same, but every addition would round at the size of all blocks before instead of this one.
  * With `check`, sums that are not all finite are not stored, and the answer is 0. */
-INLINE int T(values_tile)(const int rows, const int vectors, const int check, const REAL *w, ix w_stride, const REAL *v, ix v_stride,
+INLINE int T(values_tile)(const int dot, const int rows, const int vectors, const int check, const REAL *w, ix w_stride, const REAL *v, ix v_stride,
                           ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     VEC sum[GROUP_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
@@ -227,7 +235,7 @@ INLINE int T(values_tile)(const int rows, const int vectors, const int check, co
         UNROLL for (int i = 0; i < vectors; i++) value[i] = V(loadu)(v + i * LANES);
         UNROLL for (int r = 0; r < rows; r++) {
             VEC x = V(set1)(w[r * w_stride + j]);
-            UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(fma)(x, value[i], sum[r][i]);
+            UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = PRODUCT(dot, x, value[i], sum[r][i]);
         }
     }
     VINT odd = {0}, none = {0};
@@ -242,13 +250,15 @@ INLINE int T(values_tile)(const int rows, const int vectors, const int check, co
     return 1;
 }
 
-INLINE void T(values_rows)(const int rows, const Params *p, const Task *t, REAL *o, const REAL *values, ix keys_in_block) {
-    ix chunks = T(chunks)(p), keys = t->columns - t->column;
-    const REAL *w = P_(s) + t->column;
+/* With `dot`, a step is a pair of keys; where the part begins or ends inside one, its other key has the weight 0. */
+INLINE void T(values_rows)(const int dot, const int rows, const Params *p, const Task *t, REAL *o, const REAL *values, ix keys_in_block) {
+    ix chunks = T(chunks)(p), first = dot ? t->column / 2 : t->column, steps = (dot ? ceil_div(t->columns, 2) : t->columns) - first;
+    ix steps_in_block = dot ? ceil_div(keys_in_block, 2) : keys_in_block, stride = dot ? p->width / 2 : p->width;
+    const REAL *w = (dot ? (const REAL *)t->halves : P_(s)) + first;
     for (ix c = 0; c < chunks; c++) {
         ix from = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - from;
-        const REAL *v = values + from * LANES * keys_in_block + t->column * vectors * LANES;
-#define TILE(vectors) T(values_tile)(rows, vectors, 0, w, p->width, v, vectors * LANES, keys, P_(alpha), \
+        const REAL *v = values + from * LANES * steps_in_block + first * vectors * LANES;
+#define TILE(vectors) T(values_tile)(dot, rows, vectors, 0, w, stride, v, vectors * LANES, steps, P_(alpha), \
                                               o + from * LANES, p->value_stride)
         VECTOR_CASES(TILE)
 #undef TILE
@@ -286,13 +296,19 @@ static void T(rescale_apart)(const Params *p, Task *t, ix r0, ix n) {
             for (ix i = 0; i < p->value_stride; i++) P_(apart_o)[(r0 + r) * p->value_stride + i] *= P_(alpha)[r];
 }
 
-static void T(values)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) {
+INLINE void T(values_group)(const int dot, const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) {
     REAL *o = P_(o) + r0 * p->value_stride;
     const REAL *values = kv.values;
     ix keys_in_block = least(p->block_k, t->lengths.kv_length - block * p->block_k);
     T(rescale_apart)(p, t, r0, n);
-#define ROWS(rows) T(values_rows)(rows, p, t, o, values, keys_in_block)
+#define ROWS(rows) T(values_rows)(dot, rows, p, t, o, values, keys_in_block)
     ROW_CASES(ROWS)
 #undef ROWS
     T(add_apart)(p, t, r0, n, block, kv.apart, *kv.n_apart, 0, p->value_dim);
 }
+
+/* The steps as the table has them: products of REAL; dot.h has those of bfloat16 pairs. */
+static void T(begin)(const Params *p, Task *t) { T(begin_rows)(0, p, t); }
+static void T(scores)(const Params *p, Task *t, ix r0, ix n, Packed kv) { T(scores_group)(0, p, t, r0, n, kv); }
+static void T(softmax)(const Params *p, Task *t, ix r0, ix n, ix block) { T(softmax_group)(0, p, t, r0, n, block); }
+static void T(values)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) { T(values_group)(0, p, t, r0, n, block, kv); }

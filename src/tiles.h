@@ -5,6 +5,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "pairs.h"
 #include "sizes.h"
 #include "task.h"
 #include "vmath.h"
@@ -36,8 +37,11 @@
 #define APART_SCALE 0x1p-32
 #include "steps.h"
 
+#include "dot.h"
+
 typedef struct {
     int real, panel, lanes;
+    int packed;                          /* bytes of a packed number */
     void (*begin)(const Params *, Task *);
     void (*pack)(const Params *, Task *, ix, Packed);
     int (*classify)(const Params *, Task *, ix, ix, ix);
@@ -63,12 +67,21 @@ typedef struct {
     void (*softmax_rows)(const RowOp *, ix, ix, void *);
 } Tile;
 
-#define TILE(type, real, lanes) { \
-    sizeof(real), lanes * TILE_VECTORS, lanes, begin_##type, pack_##type, classify_##type, scores_##type, \
-    scores_direct_##type, finish_scores_##type, mask_##type, softmax_##type, values_##type, values_direct_##type, finish_##type, prefetch_weights_##type, store_kept_##type, \
+/* `step` names the steps that multiply: those of the type itself, or dot.h's */
+#define TILE(type, real, lanes, packed, step) { \
+    sizeof(real), lanes * TILE_VECTORS, lanes, packed, begin_##step, pack_##step, classify_##type, scores_##step, \
+    scores_direct_##type, finish_scores_##type, mask_##type, softmax_##step, values_##step, values_direct_##type, \
+    finish_##type, prefetch_weights_##type, store_kept_##type, \
     store_again_##type, store_under_lse_##type, store_scores_##type, save_state_##type, merge_state_##type, save_row_stats_##type, \
     load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type }
 
-static const Tile TILES[] = {TILE(f32, float, VF), TILE(f64, double, VD)};   /* index: Params.type */
+static const Tile TILES[] = {                       /* index: Params.type, or DOT */
+    TILE(f32, float, VF, sizeof(float), f32),
+    TILE(f64, double, VD, sizeof(double), f64),
+#if BF16_DOT
+    TILE(f32, float, VF, 2, dot),
+#endif
+};
+enum { DOT = 2, HAS_DOT = BF16_DOT };               /* the tiles for bfloat16 alone, and whether there are any */
 
 #endif

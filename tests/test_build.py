@@ -12,7 +12,8 @@ from build_tree import MADE, ROOT, compiler, copy_sources, pip, run
 from attnc import _cpu, _isa
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
-FLAGS = {"base": set(), "avx2": {"-march=x86-64-v3"}, "avx512": {"-march=x86-64-v4"}, "cpu": set()}
+FLAGS = {"base": set(), "avx2": {"-march=x86-64-v3"}, "avx512": {"-march=x86-64-v4"},
+         "avx512bf16": {"-march=x86-64-v4", "-mavx512bf16"}, "cpu": set()}
 INEXACT = ("-Ofast", "-ffast-math", "-funsafe-math-optimizations", "-fassociative-math", "-ffinite-math-only",
            "-march=native", "-mtune=native")
 
@@ -54,7 +55,7 @@ def test_what_the_compiler_lacks_is_left_out_said_and_listed(tmp_path):
     tree, target = copy_sources(tmp_path / "tree"), tmp_path / "target"
     text = pip("install", "--verbose", "--no-build-isolation", "--no-deps", "--target", target, tree,
                folder=tmp_path, CC=cc)
-    left_out = ["avx2", "avx512"] if X86 else []
+    left_out = ["avx2", "avx512", "avx512bf16"] if X86 else []
     assert "attnc: the compiler has no OpenMP" in text
     for isa in left_out:
         assert f"the {isa} kernels are left out" in text

@@ -33,7 +33,7 @@ def test_an_unknown_one_is_refused_with_the_list(python, name):
 def test_one_that_cannot_run_is_refused(monkeypatch):
     monkeypatch.setattr(_cpu, "supports", lambda name: name == "base")
     assert _isa.available() == ("base",)
-    for name in ("avx2", "avx512"):
+    for name in ("avx2", "avx512", "avx512bf16"):
         with pytest.raises(ImportError, match=f"'{name}' (cannot run here|was left out).*available: base$"):
             _isa.load(name)
 

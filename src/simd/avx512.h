@@ -42,6 +42,16 @@ INLINE void vf_store_f16(uint16_t *p, vf v) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+#if defined(__AVX512BF16__)
+INLINE vf vf_load_bf16(const uint16_t *p) {
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+}
+/* rounded to nearest even, subnormal numbers to 0 */
+INLINE void vf_store_bf16(uint16_t *p, vf v) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v)); }
+/* sum + the products of the two bfloat16 in each lane */
+INLINE vf vf_dot(vf a, vf b, vf sum) { return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
+#endif
+
 /* Square of VF x VF (VD x VD) elements in place: pairs, then quads inside 128-bit parts, then the parts. */
 INLINE void vf_transpose(vf r[VF]) {
     __m512 t[16], u[16];
