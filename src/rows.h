@@ -50,6 +50,8 @@ static void T(store_row)(const REAL *src, ix n, char *dst, ix stride, int dtype)
 #if REAL_BITS == 32
     if (dtype == F16 && stride == 2)
         for (; i + LANES <= n; i += LANES) vf_store_f16((uint16_t *)dst + i, V(loadu)(src + i));
+    if (dtype == BF16 && stride == 2)
+        for (; i + LANES <= n; i += LANES) vf_store_bf16((uint16_t *)dst + i, V(loadu)(src + i));
 #endif
     for (; i < n; i++) {
         char *p = dst + i * stride;

@@ -23,7 +23,7 @@
 #endif
 
 #if defined(__AVX512BF16__)
-#define BF16_DOT 1           /* vf_dot and vf_store_bf16 are there */
+#define BF16_DOT 1           /* vf_dot and vf_store_pairs are there */
 #else
 #define BF16_DOT 0
 #endif
@@ -42,6 +42,8 @@ typedef uint32_t vfu __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
 enum { VF = VECTOR_BYTES / 4, VD = VECTOR_BYTES / 8 };   /* lanes */
 
+typedef uint16_t vh __attribute__((vector_size(VECTOR_BYTES / 2), may_alias));
+
 INLINE vf vf_set1(float x) { return x - (vf){0}; }       /* x - 0 is x, also for -0 */
 INLINE vd vd_set1(double x) { return x - (vd){0}; }
 INLINE vf vf_load(const float *p) { return *(const vf *)p; }
@@ -52,6 +54,13 @@ INLINE void vf_store(float *p, vf v) { *(vf *)p = v; }
 INLINE void vd_store(double *p, vd v) { *(vd *)p = v; }
 INLINE void vf_storeu(float *p, vf v) { *(vf_unaligned *)p = v; }
 INLINE void vd_storeu(double *p, vd v) { *(vd_unaligned *)p = v; }
+
+/* bf16_round of half.h on lanes */
+INLINE void vf_store_bf16(uint16_t *p, vf v) {
+    vfu u = (vfu)v, nan = (vfu)(v != v), rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16;
+    vh h = __builtin_convertvector((nan & ((u >> 16) | 0x40)) | (~nan & rounded), vh);
+    memcpy(p, &h, sizeof h);
+}
 
 #if defined(__AVX512F__)
 #include "simd/avx512.h"

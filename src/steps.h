@@ -5,7 +5,7 @@
 /* One step of a tile's products: of REAL, or with the constant `dot` (dot.h) of the pairs that stand in a word's bits. */
 #if REAL_BITS == 32 && BF16_DOT
 #define PRODUCT(dot, x, y, sum) ((dot) ? vf_dot(x, y, sum) : vf_fma(x, y, sum))
-#define STORE_HALVES vf_store_bf16
+#define STORE_HALVES vf_store_pairs
 #define PAIR_ROW pair_row
 #else
 #define PRODUCT(dot, x, y, sum) V(fma)(x, y, sum)

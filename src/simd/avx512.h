@@ -46,8 +46,8 @@ INLINE void vf_store_f16(uint16_t *p, vf v) {
 INLINE vf vf_load_bf16(const uint16_t *p) {
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
 }
-/* rounded to nearest even, subnormal numbers to 0 */
-INLINE void vf_store_bf16(uint16_t *p, vf v) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v)); }
+/* rounded to nearest even, but subnormal numbers to 0 */
+INLINE void vf_store_pairs(uint16_t *p, vf v) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v)); }
 /* sum + the products of the two bfloat16 in each lane */
 INLINE vf vf_dot(vf a, vf b, vf sum) { return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
 #endif
