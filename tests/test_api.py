@@ -59,7 +59,7 @@ def test_version():
 
 # Importing
 
-HEAVY = ("torch", "scipy", "onnx", "onnxruntime", "matplotlib", "tqdm", "ml_dtypes", "threadpoolctl",
+HEAVY = ("torch", "transformers", "scipy", "onnx", "onnxruntime", "matplotlib", "tqdm", "ml_dtypes", "threadpoolctl",
          "importlib.metadata")
 
 
@@ -151,7 +151,7 @@ def test_the_walk_of_imports_sees_what_is_there():
 def test_examples(path, isa):
     parts = path.relative_to(FOLDER.parent).with_suffix("").parts
     if "integrations" in parts:
-        pytest.importorskip(parts[-1])
+        pytest.importorskip(parts[2])
     module = importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     with np.printoptions(legacy=False):
         result = doctest.testmod(module, extraglobs={"np": np})

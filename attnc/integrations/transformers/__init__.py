@@ -1,0 +1,100 @@
+"""transformers: ``attn_implementation="attnc"``, and statistics of a model's attention weights while it runs."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.utils import TransformersKwargs
+from transformers.utils.output_capturing import _active_collector
+
+from ._bridge import attention
+from ._mask import Mask, mask
+
+__all__ = ["NAME", "register"]
+
+NAME = "attnc"
+# What a model hands down that is not for the attention; everything else that is not known is an error.
+_NOT_OURS = {*TransformersKwargs.__annotations__, "cache", "cache_position", "logits_to_keep", "position_embeddings",
+             "return_dict", "use_cache"}
+
+
+def register() -> str:
+    """Let transformers know ``attn_implementation="attnc"``: exact attention on the CPU, weights when asked for.
+
+    A model takes it when it is made (``from_config(config, attn_implementation="attnc")``, also `from_pretrained`) or
+    later (``model.set_attn_implementation("attnc")``).
+
+    Returns
+    -------
+    str
+        The name, ``"attnc"``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> config = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+    ...                      num_key_value_heads=2, vocab_size=100)
+    >>> model = LlamaModel._from_config(config, attn_implementation=register()).eval()
+    >>> with torch.no_grad():
+    ...     found = model(torch.arange(5)[None], output_attentions=True)
+    >>> found.last_hidden_state.shape, found.attentions[0].shape
+    (torch.Size([1, 5, 32]), torch.Size([1, 4, 5, 5]))
+    """
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, mask)
+    return NAME
+
+
+def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, softcap=None,
+           s_aux=None, sliding_window=None, position_bias=None, output_attentions=False, **kwargs):
+    """The attention function: (batch, heads, length, dim) in, (batch, length, heads, dim) and weights or None out.
+
+    Raises
+    ------
+    ValueError
+        For what attnc cannot do, or does not know, by its name.
+    """
+    unknown = [name for name, given in kwargs.items() if given is not None and name not in _NOT_OURS]
+    if unknown:
+        raise ValueError(f"attnc does not know the argument {', '.join(unknown)} of {type(module).__name__}")
+    if dropout:
+        raise ValueError(f"attnc has no dropout of attention weights; the model is in training with {dropout}")
+    options = _mask_options(attention_mask, query, key)
+    if attention_mask is None:
+        if is_causal is None:
+            is_causal = getattr(module, "is_causal", True)
+        if kwargs.get("cu_seq_lens_q") is not None:
+            raise ValueError("attnc takes packed sequences by their position_ids, not by cu_seq_lens_q alone")
+        if is_causal and query.shape[2] > 1:    # more keys than rows: a static cache that is still empty
+            options = {"causal": True, "q_offset": 0}
+    if position_bias is not None:
+        options["bias"] = position_bias + options["bias"] if "bias" in options else position_bias
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    weights = output_attentions or _weights_are_collected()
+    result = attention(query, key, value, **options, scale=scaling, softcap=softcap, sinks=s_aux,
+                       layout="bnhd", want="weights" if weights else ())
+    return (result.output, result.weights) if weights else (result, None)
+
+
+def _weights_are_collected() -> bool:
+    """Whether the call of the model has output_attentions=True: some models (GPT-2) do not hand that down."""
+    return any(name.endswith("attentions") for name in _active_collector.get() or ())
+
+
+def _mask_options(given, query: torch.Tensor, key: torch.Tensor) -> dict:
+    """The options of `attnc.attention` for a mask: one of ours, booleans (True = attend) or numbers to add."""
+    if given is None:
+        return {}
+    if not isinstance(given, torch.Tensor) or given.ndim != 4:
+        what = f"{type(given).__name__} of shape {tuple(getattr(given, 'shape', ()))}"
+        raise ValueError(f"attnc takes masks (batch, 1, queries, keys), got {what}")
+    if given.shape[-1] != key.shape[2] or given.shape[-2] not in (1, query.shape[2]):
+        raise ValueError(f"the mask {tuple(given.shape)} does not fit {query.shape[2]} queries and {key.shape[2]} keys")
+    if isinstance(given, Mask):
+        return dict(given.options)
+    if given.dtype == torch.bool:
+        return {"mask": given}
+    if given.is_floating_point():
+        return {"bias": given}
+    raise ValueError(f"attnc takes masks of bool (True = attend) or floating point (added), got {given.dtype}")

@@ -1,0 +1,140 @@
+"""The mask that transformers carries from a model to its attention: a few options, and booleans only when asked for."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from transformers import masking_utils
+
+# What transformers builds its masks of, by the code of the functions; the arguments here are of no effect.
+_CAUSAL = masking_utils.causal_mask_function.__code__
+_ALL = masking_utils.bidirectional_mask_function.__code__
+_BOTH = masking_utils.and_masks().__code__
+_WINDOW = masking_utils.sliding_window_overlay(1).__code__
+_WINDOW_BOTH_SIDES = masking_utils.sliding_window_bidirectional_overlay(1).__code__
+_CHUNKED = masking_utils.chunked_overlay(1, None).__code__
+_PACKED = masking_utils.packed_sequence_mask_function(None).__code__
+_REMAPPED = masking_utils.remap_positions_for_packed_sequence(None, None).__code__
+# Asking for these does not turn a mask into booleans.
+_SHAPE = {torch.Tensor.dim, torch.Tensor.size, torch.Tensor.__len__, torch.Tensor.numel,
+          *(getattr(torch.Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "requires_grad"))}
+
+
+class Mask(torch.Tensor):
+    """A boolean mask (batch, 1, q_len, kv_len) as the `options` of `attnc.attention` that mean the same.
+
+    It takes no memory of its own. The first operation on it builds the booleans, which are the mask from then on.
+    """
+
+    @staticmethod
+    def __new__(cls, shape: tuple, options: dict, build) -> Mask:
+        return torch.zeros((), dtype=torch.bool).expand(shape).as_subclass(cls)
+
+    def __init__(self, shape: tuple, options: dict, build):
+        self.options, self._build, self._booleans = options, build, None
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _SHAPE:
+                return func(*args, **kwargs or {})
+            return func(*_booleans(args), **_booleans(kwargs or {}))
+
+    def booleans(self) -> torch.Tensor:
+        """The mask as an ordinary tensor, True where the row may see the key."""
+        if self._booleans is None:
+            self._booleans = self._build()
+            self.options = {"mask": self._booleans}
+        return self._booleans
+
+    def __repr__(self, **kwargs) -> str:
+        return f"Mask({tuple(self.shape)}, {self.options})"
+
+
+def _booleans(x):
+    """Arguments with every mask in them as booleans."""
+    if isinstance(x, Mask):
+        return x.booleans()
+    if isinstance(x, dict):
+        return {name: _booleans(each) for name, each in x.items()}
+    return type(x)(map(_booleans, x)) if type(x) in (tuple, list) else x
+
+
+def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=masking_utils.causal_mask_function,
+         attention_mask=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=False, **arguments):
+    """The mask function of ``attn_implementation="attnc"``: a `Mask`, or booleans for a rule that it does not know."""
+    build = partial(masking_utils.sdpa_mask, batch_size, q_length, kv_length, q_offset, kv_offset, mask_function,
+                    attention_mask, allow_is_causal_skip=False, allow_is_bidirectional_skip=False, **arguments)
+    if torch.compiler.is_compiling() or (attention_mask is not None and attention_mask.ndim != 2):
+        return build()
+    positions = np.arange(q_length) + int(q_offset), np.arange(kv_length) + kv_offset
+    options = _options(mask_function, *positions)
+    if options is None:
+        return build()
+    options = {**options, **_padding(attention_mask, kv_length, kv_offset)}
+    if options.keys() & {"causal", "window"}:
+        options["q_offset"] = int(q_offset) - kv_offset
+    return Mask((batch_size, 1, q_length, kv_length), options, build)
+
+
+def _options(rule, rows: np.ndarray, keys: np.ndarray) -> dict | None:
+    """The options that mean the same as a mask function at these positions; None if it is not known."""
+    code = getattr(rule, "__code__", None)
+    if code is _CAUSAL:
+        return {"causal": True}
+    if code is _ALL:
+        return {}
+    if code is _WINDOW:
+        return {"window": (_held(rule, "sliding_window") - 1, None)}
+    if code is _WINDOW_BOTH_SIDES:
+        return {"window": (_held(rule, "sliding_window"),) * 2}
+    if code is _CHUNKED:
+        size, padding = _held(rule, "chunk_size"), _held(rule, "left_padding").numpy()[:, None]
+        first = padding.max(initial=0) // size + 1      # ids of padding are negative; negative segments see nothing
+        return {"q_segments": (rows - padding) // size + first, "k_segments": (keys - padding) // size + first}
+    if code is _PACKED:
+        return dict.fromkeys(("q_segments", "k_segments"), _held(rule, "packed_sequence_mask").numpy())
+    if code is _BOTH:
+        parts = list(_held(rule, "mask_functions"))
+        if any(getattr(part, "__code__", None) is _PACKED for part in parts):
+            parts = [_positions_alone(part) for part in parts]
+        return _merged([_options(part, rows, keys) for part in parts])
+    return None
+
+
+def _positions_alone(rule):
+    """Positions that start anew in each packed sequence differ as those of the whole do: take the rule as it was."""
+    if getattr(rule, "__code__", None) is not _REMAPPED:
+        return rule
+    return _held(rule, "mask_function")
+
+
+def _held(rule, name: str):
+    """What a mask function took from the function that made it."""
+    return rule.__closure__[rule.__code__.co_freevars.index(name)].cell_contents
+
+
+def _merged(parts: list) -> dict | None:
+    """Options that hold together; None if one is not known, or two give the same option."""
+    found = {}
+    for part in parts:
+        if part is None or found.keys() & part.keys():
+            return None
+        found.update(part)
+    return found
+
+
+def _padding(attention_mask: torch.Tensor | None, kv_length: int, kv_offset: int) -> dict:
+    """The option for the padding mask (batch, seen keys): lengths if it is on the right; keys not in it are padding."""
+    if attention_mask is None:
+        return {}
+    seen = attention_mask.numpy()[:, kv_offset:kv_offset + kv_length].astype(bool, copy=False)
+    if seen.shape[1] < kv_length:
+        seen = np.pad(seen, ((0, 0), (0, kv_length - seen.shape[1])))
+    if seen.all():
+        return {}
+    lengths = np.count_nonzero(seen, axis=1)
+    right = (seen == (np.arange(kv_length) < lengths[:, None])).all()
+    return {"kv_lengths": lengths} if right else {"key_mask": seen}

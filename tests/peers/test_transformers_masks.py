@@ -1,0 +1,182 @@
+"""The mask handed to transformers: its options mean what transformers' booleans say, and foreign masks hold."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import pytest
+
+from attnc import masks
+from attnc._checks import attention_args
+
+pytestmark = pytest.mark.peers
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from transformers import masking_utils as rules  # noqa: E402
+
+from attnc.integrations import transformers as ours  # noqa: E402
+from attnc.integrations.transformers._mask import Mask, mask  # noqa: E402
+
+PACKED = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2, 2], [0, 0, 0, 0, 0, 0, 1, 1, 1]])
+POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 0, 1, 2]])
+CAUSAL = rules.causal_mask_function
+RULES = {
+    "causal": CAUSAL,
+    "all": rules.bidirectional_mask_function,
+    "window": rules.sliding_window_causal_mask_function(4),
+    "window of one": rules.sliding_window_causal_mask_function(1),
+    "window on both sides": rules.sliding_window_bidirectional_mask_function(2),
+    "chunks": rules.chunked_causal_mask_function(3, torch.tensor([0, 4])),
+    "packed": rules.and_masks(rules.remap_positions_for_packed_sequence(CAUSAL, POSITIONS),
+                              rules.packed_sequence_mask_function(PACKED)),
+    "packed, with a window": rules.and_masks(
+        rules.remap_positions_for_packed_sequence(rules.sliding_window_causal_mask_function(2), POSITIONS),
+        rules.packed_sequence_mask_function(PACKED)),
+}
+UNKNOWN = {
+    "a user's": lambda b, h, q, k: (q + k) % 2 == 0,
+    "a user's with causal": rules.and_masks(CAUSAL, lambda b, h, q, k: (q + k) % 2 == 0),
+    "blocks": rules.or_masks(CAUSAL, rules.blockwise_overlay(PACKED)),
+    "two windows": rules.and_masks(rules.sliding_window_overlay(2), rules.sliding_window_overlay(3)),
+    "positions of their own": rules.remap_positions_for_packed_sequence(CAUSAL, POSITIONS),
+}
+SIZES = {"square": (9, 9, 0, 0), "one row of a cache": (1, 9, 8, 0), "rows of a cache": (3, 9, 6, 0),
+         "static cache": (5, 9, 0, 0), "static cache, later": (2, 9, 3, 0), "window of a cache": (2, 6, 9, 5)}
+PADDING = {"none": None, "left": [[1] * 12, [0] * 4 + [1] * 8], "right": [[1] * 7 + [0] * 5, [1] * 12],
+           "all seen": [[1] * 12] * 2, "in the middle": [[1, 0, 1] * 4, [1] * 12], "short": [[1] * 6, [0] + [1] * 5],
+           "nothing": [[0] * 12, [1] * 12]}
+
+
+def made(rule, size="square", padding="none", **more):
+    q_len, kv_len, q_offset, kv_offset = SIZES[size]
+    seen = PADDING[padding] and torch.tensor(PADDING[padding], dtype=torch.bool)[:, :kv_len + kv_offset]
+    return mask(batch_size=2, q_length=q_len, kv_length=kv_len, q_offset=q_offset, kv_offset=kv_offset,
+                mask_function=rule, attention_mask=seen, dtype=torch.float32, config=None, use_vmap=False,
+                device=torch.device("cpu"), **more)
+
+
+def meaning(found):
+    """Which places the options allow, by the definition of `attnc.masks`."""
+    rows, keys = (np.zeros((2, 1, n, 1), np.float32) for n in found.shape[-2:])
+    options = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in found.options.items()}
+    return masks.allowed(attention_args(rows, keys, None, **options))
+
+
+@pytest.mark.parametrize("padding", PADDING)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rule", RULES)
+def test_the_options_mean_what_the_booleans_say(rule, size, padding):
+    size = "square" if "packed" in rule else size     # packed sequences have no cache
+    found = made(RULES[rule], size, padding)
+    assert type(found) is Mask and "mask" not in found.options
+    allowed = meaning(found)
+    assert found.booleans().shape == found.shape and type(found.booleans()) is torch.Tensor
+    np.testing.assert_array_equal(allowed, found.booleans().numpy())
+    assert list(found.options) == ["mask"]
+    np.testing.assert_array_equal(meaning(found), allowed)
+
+
+def test_the_options_are_few():
+    assert made(RULES["causal"], padding="all seen").options == {"causal": True, "q_offset": 0}
+    assert made(RULES["all"]).options == {}
+    assert made(RULES["window"], "window of a cache").options == {"causal": True, "window": (3, None), "q_offset": 4}
+    assert list(made(RULES["all"], padding="right").options) == ["kv_lengths"]
+    assert list(made(RULES["all"], padding="left").options) == ["key_mask"]
+    with torch._C.DisableTorchFunctionSubclass():
+        assert made(RULES["causal"]).untyped_storage().nbytes() == 1
+    assert "causal" in repr(made(RULES["causal"]))
+
+
+@pytest.mark.parametrize("rule", UNKNOWN)
+def test_a_rule_that_is_not_known_gives_booleans(rule):
+    found = made(UNKNOWN[rule], padding="left", allow_is_causal_skip=True)
+    assert type(found) is torch.Tensor
+    wanted = rules.sdpa_mask(2, 9, 9, mask_function=UNKNOWN[rule], allow_is_causal_skip=False,
+                             attention_mask=torch.tensor(PADDING["left"], dtype=torch.bool)[:, :9])
+    assert torch.equal(found, wanted)
+
+
+def test_an_offset_that_is_a_tensor():
+    found = mask(1, 2, 9, torch.tensor(3), 0, CAUSAL)
+    assert found.options == {"causal": True, "q_offset": 3}
+
+
+OPERATIONS = {
+    "a slice": lambda x: x[:, :, :, :4], "not": lambda x: ~x, "where": lambda x: torch.where(x, 0.0, -1.0),
+    "joined": lambda x: torch.cat([x, x], dim=-1), "to a number": lambda x: x.to(torch.float32), "all": torch.all,
+    "chosen": lambda x: x.index_select(0, torch.tensor([1, 0])), "repeated": lambda x: x.expand(2, 4, -1, -1),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_sees_the_booleans(name):
+    found = made(RULES["causal"], padding="left")
+    assert found.shape == (2, 1, 9, 9) and found.dtype == torch.bool and found.dim() == 4 and len(found) == 2
+    assert "mask" not in found.options
+    got, wanted = OPERATIONS[name](found), OPERATIONS[name](made(RULES["causal"], padding="left").booleans())
+    assert type(got) is torch.Tensor and torch.equal(got, wanted)
+
+
+def test_a_change_of_the_mask_is_kept():
+    found = made(RULES["causal"], padding="left")
+    found[:, :, 0, 1] = True
+    found.logical_and_(torch.ones(9, dtype=torch.bool).index_fill(0, torch.tensor(0), False))
+    allowed = meaning(found)
+    assert allowed[:, :, 0, 1].all() and not allowed[..., 0].any()
+
+
+# What a model is given by its user
+
+
+@pytest.fixture(scope="module")
+def model():
+    ours.register()
+    config = transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2, intermediate_size=64,
+                                      vocab_size=99, num_key_value_heads=2, pad_token_id=0)
+    torch.manual_seed(0)
+    return transformers.LlamaModel._from_config(config).eval()
+
+
+def run(model, kind, tokens=9, **given):
+    model.set_attn_implementation(kind)
+    with torch.no_grad():
+        return model(torch.arange(3, 3 + tokens).expand(2, -1), **given).last_hidden_state.numpy()
+
+
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: torch.where(x, 0.0, torch.finfo(torch.float32).min)],
+                         ids=["bool", "float"])
+def test_a_mask_of_four_axes(model, make):
+    own = torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(0)) < 0.6
+    own = own | torch.eye(9, dtype=torch.bool)
+    np.testing.assert_allclose(run(model, "attnc", attention_mask=make(own)),
+                               run(model, "sdpa", attention_mask=make(own)), rtol=0, atol=2e-6)
+    assert np.abs(run(model, "attnc") - run(model, "attnc", attention_mask=make(own))).max() > 1e-3
+
+
+def test_packed_sequences(model):
+    packed = run(model, "attnc", position_ids=POSITIONS)
+    np.testing.assert_allclose(packed, run(model, "eager", position_ids=POSITIONS), rtol=0, atol=2e-6)
+    assert np.abs(packed - run(model, "attnc")).max() > 1e-3
+
+
+def test_what_it_cannot_do_is_an_error_that_names_it(model):
+    model.set_attn_implementation("attnc")
+    layer = model.layers[0].self_attn
+    x = torch.zeros(2, 4, 9, 8)
+
+    def refused(name, mask=None, query=x, **given):
+        with pytest.raises(ValueError, match=name):
+            ours.attend(layer, query, x, x, mask, **given)
+
+    refused("dropout", dropout=0.1)
+    refused("block_indices", block_indices=x)
+    refused("sinks", sinks=x)
+    refused("cu_seq_lens_q", cu_seq_lens_q=torch.tensor([0, 4, 9]))
+    refused(r"\(2, 9\)", torch.ones(2, 9, dtype=torch.bool))
+    refused("int64", torch.ones(2, 1, 9, 9, dtype=torch.int64))
+    refused("does not fit", torch.ones(2, 1, 9, 8, dtype=torch.bool))
+    refused("does not fit", mask=made(CAUSAL, "static cache"))
+    refused("meta", query=x.to("meta"))
+    ours.attend(layer, x, x, x, None, use_cache=True, num_items_in_batch=torch.tensor(1), block_indices=None)
