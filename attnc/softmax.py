@@ -67,7 +67,7 @@ def _run(a: SoftmaxArgs, logarithm: bool) -> np.ndarray:
         views = [None if array is None else np.moveaxis(array, axes[0], -1) for array in (a.x, out, where)]
     else:
         views = [None if array is None else _joined(array, axes) for array in (a.x, out, where)]
-    x, target, where = views
+    x, target, where = views = _neighbours_last(*views)
     codes = tuple([0 if array is None else _call.code(array.dtype) for array in views])
     count, explicit = resolve(a.num_threads)
     _isa.kernels.softmax((_call.bits(x), _call.bits(target), where), codes, x.shape[:-1], x.shape[-1],
@@ -76,6 +76,15 @@ def _run(a: SoftmaxArgs, logarithm: bool) -> np.ndarray:
         moved = np.moveaxis(out, axes, range(-len(axes), 0))
         moved[...] = target.reshape(moved.shape)
     return out
+
+
+def _neighbours_last(x: np.ndarray, out: np.ndarray, where: np.ndarray | None) -> list:
+    """The order of rows that the kernels like: where a row's elements lie apart, rows that are neighbours are last."""
+    views = [x, out, where]
+    if x.strides[-1] != x.itemsize and x.itemsize in x.strides[:-2]:
+        axis = x.strides.index(x.itemsize)
+        views = [None if array is None else np.moveaxis(array, axis, -2) for array in views]
+    return views
 
 
 def _joined(array: np.ndarray, axes: tuple) -> np.ndarray:

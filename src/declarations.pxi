@@ -27,6 +27,7 @@ cdef extern from "tiles.h" nogil:
     enum: DIRECT_KEYS
     enum: DOT
     enum: HAS_DOT
+    enum: STRIP, ROW_KEPT, ROW_CHUNK
 
     ctypedef struct Array:
         char* data
@@ -119,7 +120,7 @@ cdef extern from "tiles.h" nogil:
     ctypedef struct RowOp:
         Array x, out, where
         Batch batch
-        Py_ssize_t rows, n
+        Py_ssize_t rows, n, columns, strip
         int type, logarithm
 
     ctypedef struct Tile:
@@ -147,6 +148,7 @@ cdef extern from "tiles.h" nogil:
         void (*load_lse)(const Params*, Task*) noexcept nogil
         void (*weigh)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t, Packed) noexcept nogil
         void (*softmax_rows)(const RowOp*, Py_ssize_t, Py_ssize_t, void*) noexcept nogil
+        void (*softmax_strips)(const RowOp*, Py_ssize_t, Py_ssize_t, void*) noexcept nogil
 
     const Tile TILES[3]
     Py_ssize_t batch_offset(const Array*, const Batch*, Py_ssize_t) noexcept

@@ -147,6 +147,7 @@ def softmax(tuple arrays, tuple dtypes, tuple batch, Py_ssize_t n, int type, bin
             shape[i] = batch[i]
             op.rows *= shape[i]
         op.n, op.type, op.logarithm = n, type, logarithm
+        op.columns = columns_of(op)
         start_rows(&work, threads, explicit)
     finally:
         close_arrays(&views)

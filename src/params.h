@@ -61,8 +61,16 @@ typedef struct {
     Array x, out, where;
     Batch batch;
     ix rows, n;
+    ix columns;                  /* that many rows at a time are neighbours in memory while their elements are not; or 0 */
+    ix strip;                    /* vectors of such rows that are worked on at a time */
     int type, logarithm;
 } RowOp;
+
+enum {
+    ROW_KEPT = 64 * 1024,        /* bytes of a row's powers that are kept until their sum is known, */
+    ROW_CHUNK = 16 * 1024,       /* and of a part of a row that is too long for that: it is to stay in L1 */
+    STRIP = 4                    /* most vectors of such rows: four lines of memory */
+};
 
 /* Offset in bytes of batch element b. */
 static inline ix batch_offset(const Array *a, const Batch *batch, ix b) {

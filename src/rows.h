@@ -24,9 +24,9 @@ static void T(load_row)(const char *src, ix stride, int dtype, ix n, REAL *dst) 
             memcpy(dst, src, n * sizeof(REAL));
             return;
         }
-        if (dtype == BF16)
-            for (; i < n; i++) dst[i] = T(element)(src + 2 * i, BF16);
 #if REAL_BITS == 32
+        if (dtype == BF16)
+            for (; i + LANES <= n; i += LANES) V(storeu)(dst + i, vf_load_bf16((const uint16_t *)src + i));
         if (dtype == F16)
             for (; i + LANES <= n; i += LANES) V(storeu)(dst + i, vf_load_f16((const uint16_t *)src + i));
 #endif

@@ -1,17 +1,46 @@
-# Stand-alone softmax: rows over threads, several rows a task.
+# Stand-alone softmax: rows, or strips of rows that are neighbours, over threads, several a task.
 
 cdef struct RowWork:
     RowOp op
     char* scratch
-    Py_ssize_t rows_of_a_task
+    Py_ssize_t scratch_bytes           # of a thread
+    Py_ssize_t pieces, of_a_task       # rows or strips
     double next_poll
     int stop
 
 
 cdef enum:
-    ROW_SCRATCH = 2 * 16384 + 128      # two buffers of softmax.h
     ROW_TASK = 65536                   # elements of a task, about 30 microseconds of work
     LEAST_PARALLEL_ROWS = 2 * 65536         # elements below which threads cost more than they save
+    STRIP_BYTES = 512 * 1024           # of the elements of a strip: half of L2
+
+
+cdef Py_ssize_t columns_of(RowOp* op) noexcept nogil:
+    """The length of the last batch axis, if elements are neighbours along it and not along the row; or 0."""
+    cdef Py_ssize_t n = op.x.n_batch, size = 4 if op.x.dtype == F32 else 8 if op.x.dtype == F64 else 2
+    if n == 0 or op.x.col == size and op.out.col == size:
+        return 0
+    if op.x.strides[n - 1] != size or op.out.strides[n - 1] != size:
+        return 0
+    op.where.row = op.where.strides[n - 1] if op.where.data != NULL else 0
+    return op.x.shape[n - 1] if op.x.shape[n - 1] > 1 else 0
+
+
+cdef void divide_rows(RowWork* w, int threads) noexcept nogil:
+    """Rows or strips, those of a task, and the scratch of a thread."""
+    cdef RowOp* op = &w.op
+    cdef Py_ssize_t real = TILES[op.type].real, lanes = TILES[op.type].lanes
+    cdef Py_ssize_t kept = op.n if op.n * real <= ROW_KEPT else ROW_CHUNK // real
+    if op.columns == 0:
+        w.pieces, w.of_a_task = op.rows, most(1, ROW_TASK // op.n)
+        w.scratch_bytes = 2 * round_up(kept, lanes) * real
+        return
+    op.strip = most(1, least(STRIP, STRIP_BYTES // (kept * lanes * real)))
+    while op.strip > 1 and op.rows < 2 * threads * op.strip * lanes:
+        op.strip //= 2
+    w.pieces = op.rows // op.columns * ceil_div(op.columns, op.strip * lanes)
+    w.of_a_task = most(1, ROW_TASK // (op.n * op.strip * lanes))
+    w.scratch_bytes = kept * op.strip * lanes * real
 
 
 cdef int start_rows(RowWork* w, int threads, bint explicit) except -1:
@@ -20,8 +49,8 @@ cdef int start_rows(RowWork* w, int threads, bint explicit) except -1:
         return 0
     taken = enter_threads(threads if w.op.rows * w.op.n > LEAST_PARALLEL_ROWS else 1, explicit)
     try:
-        w.rows_of_a_task = most(1, ROW_TASK // w.op.n)
-        w.scratch = <char*> aligned_memory(ROW_SCRATCH * taken)
+        divide_rows(w, taken)
+        w.scratch = <char*> aligned_memory(w.scratch_bytes * taken)
         if w.scratch == NULL:
             raise MemoryError("attnc: no memory for the softmax buffers")
         try:
@@ -37,7 +66,7 @@ cdef int start_rows(RowWork* w, int threads, bint explicit) except -1:
 
 
 cdef void run_rows(RowWork* w, int threads) noexcept nogil:
-    cdef Py_ssize_t i, n = ceil_div(w.op.rows, w.rows_of_a_task)
+    cdef Py_ssize_t i, n = ceil_div(w.pieces, w.of_a_task)
     w.next_poll = seconds() + 0.05
     threads = <int> least(threads, n)
     for i in prange(n, schedule="dynamic", chunksize=1, num_threads=threads, use_threads_if=threads > 1):
@@ -46,11 +75,15 @@ cdef void run_rows(RowWork* w, int threads) noexcept nogil:
 
 cdef void rows_step(RowWork* w, Py_ssize_t i, int thread) noexcept nogil:
     cdef fp_state state
-    cdef Py_ssize_t first = i * w.rows_of_a_task
+    cdef const Tile* tile = &TILES[w.op.type]
+    cdef Py_ssize_t first = i * w.of_a_task, last = least(w.pieces, first + w.of_a_task)
     if w.stop:
         return
     state = fp_enter()
-    TILES[w.op.type].softmax_rows(&w.op, first, least(w.op.rows, first + w.rows_of_a_task), w.scratch + thread * ROW_SCRATCH)
+    if w.op.columns:
+        tile.softmax_strips(&w.op, first, last, w.scratch + thread * w.scratch_bytes)
+    else:
+        tile.softmax_rows(&w.op, first, last, w.scratch + thread * w.scratch_bytes)
     fp_leave(state)
     if thread == 0 and seconds() > w.next_poll:
         if run_signal_handlers():

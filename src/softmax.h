@@ -1,82 +1,194 @@
-/* softmax.h (template over REAL): stand-alone softmax and log-softmax of rows, any dtype and stride.
+/* softmax.h (template over REAL): stand-alone softmax and log-softmax of rows.
  *
- * A row that fits the buffer is read once; a longer one is read twice (maximum and sum, then the result). */
+ * A row that fits the buffer is read from memory once; a longer one twice: maximum and sum by chunks, then the result.
+ * The order of a sum, here and in softmax_columns.h: vectors of LANES neighbours, SUMMED elements to a part, its lanes
+ * by halving, parts in double; the last vector are the last LANES elements, of which those counted before add 0. */
 
-enum { T(CHUNK) = 16384 / sizeof(REAL) };
-#define SUMMED (8 * LANES)       /* elements added in one vector of REAL before they go to the sum in double */
+#define SUMMED (16 * LANES)
 
 /* sum + low += x, where low keeps what the additions to sum have lost (Neumaier 1974): double sums of doubles need it */
 INLINE void T(add_exactly)(double *sum, double *low, double x) {
     double total = *sum + x;
-    *low += *sum >= x ? (*sum - total) + x : (x - total) + *sum;
+    if (REAL_BITS == 64) *low += *sum >= x ? (*sum - total) + x : (x - total) + *sum;
     *sum = total;
 }
 
-/* Load a part of a row, -inf where excluded and behind its end; returns the number of elements padded to vectors. */
-static ix T(load_part)(const RowOp *op, const char *x, const char *where, ix first, ix n, REAL *buffer) {
-    T(load_row)(x + first * op->x.col, op->x.col, op->x.dtype, n, buffer);
-    ix padded = round_up(n, LANES);
-    for (ix j = n; j < padded; j++) buffer[j] = -INFINITY;
-    if (where)
-        for (ix j = 0; j < n; j++)
-            if (!where[(first + j) * op->where.col]) buffer[j] = -INFINITY;
-    return padded;
+/* Elements that are worked on at a time: all, or a chunk of them. */
+INLINE ix T(chunk_of)(ix n) { return n <= ROW_KEPT / (ix)sizeof(REAL) ? n : ROW_CHUNK / (ix)sizeof(REAL); }
+
+/* LANES elements from element i on, and back; `dtype` is a constant where these are inlined. */
+INLINE VEC T(get)(const char *x, int dtype, ix i) {
+#if REAL_BITS == 32
+    if (dtype == F16) return vf_load_f16((const uint16_t *)x + i);
+    if (dtype == BF16) return vf_load_bf16((const uint16_t *)x + i);
+#endif
+    return V(loadu)((const REAL *)x + i);
+}
+INLINE void T(put)(char *x, int dtype, ix i, VEC v) {
+#if REAL_BITS == 32
+    if (dtype == F16) { vf_store_f16((uint16_t *)x + i, v); return; }
+    if (dtype == BF16) { vf_store_bf16((uint16_t *)x + i, v); return; }
+#endif
+    V(storeu)((REAL *)x + i, v);
 }
 
-static void T(softmax_row)(const RowOp *op, const char *x, const char *where, char *out, REAL *buffer, REAL *results) {
-    const REAL log2e = (REAL)0x1.71547652b82fep+0;
+/* Call f with the dtype as a constant, so that its loop is compiled for each. */
+#if REAL_BITS == 32
+#define WITH_DTYPE(dtype, f, ...) \
+    (dtype == F16 ? f(F16, __VA_ARGS__) : dtype == BF16 ? f(BF16, __VA_ARGS__) : f(F32, __VA_ARGS__))
+#else
+#define WITH_DTYPE(dtype, f, ...) f(F64, __VA_ARGS__)
+#endif
+
+INLINE VEC T(power)(VEC x, VEC shift) { return V(exp2)((x - shift) * V(set1)((REAL)0x1.71547652b82fep+0)); }
+
+/* What is subtracted: nothing while all is -inf, so that 0 - 0 keeps a later chunk right; such a row ends as 0 / 0. */
+INLINE REAL T(shift_of)(REAL top) { return top == -INFINITY ? 0 : top; }
+
+/* A part with a higher maximum came: what was summed so far shrinks. */
+INLINE void T(raise_top)(REAL *top, REAL peak, double *sum, double *low) {
+    if (!(peak > *top)) return;
+    const double factor = T(exp2_one)((*top - peak) * (REAL)0x1.71547652b82fep+0);
+    *top = peak;
+    *sum *= factor;
+    *low *= factor;
+}
+
+INLINE REAL T(peak_of)(int dtype, const char *x, ix n) {
+    VEC a = T(get)(x, dtype, n - LANES), b = a, c = a, d = a;
+    ix i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES) {
+        a = V(max)(T(get)(x, dtype, i), a);
+        b = V(max)(T(get)(x, dtype, i + LANES), b);
+        c = V(max)(T(get)(x, dtype, i + 2 * LANES), c);
+        d = V(max)(T(get)(x, dtype, i + 3 * LANES), d);
+    }
+    for (; i + LANES <= n; i += LANES) a = V(max)(T(get)(x, dtype, i), a);
+    a = V(max)(V(max)(a, b), V(max)(c, d));
+    return V(largest)(V(max)(a, V(set1)(-INFINITY)));      /* a NaN is not a maximum: its power makes the sum NaN */
+}
+
+/* Add the powers of n elements to the sum and keep them in e, unless that is NULL; fetch what is read next. */
+INLINE void T(add_powers)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e, const char *next) {
+    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2;
+    const VEC s = V(set1)(shift);
+    for (ix i = 0; i < n; ) {
+        const ix stop = least(i + SUMMED, n);
+        VEC part = V(set1)(0);
+        for (; i + LANES <= stop; i += LANES) {
+            VEC p = T(power)(T(get)(x, dtype, i), s);
+            part += p;
+            if (e) V(storeu)(e + i, p);
+            __builtin_prefetch(next + i * size);
+        }
+        if (i < stop) {
+            VEC p = T(power)(T(get)(x, dtype, n - LANES), s);
+            part += V(keep_bits)(p, ~0u << (LANES - (n - i)), V(set1)(0));
+            if (e) V(storeu)(e + n - LANES, p);
+            i = n;
+        }
+        T(add_exactly)(sum, low, V(sum)(part));
+    }
+}
+
+typedef struct { REAL shift, inverse, log_sum; } T(Finish);
+
+static T(Finish) T(finish_of)(REAL top, double sum) {
+    if (!(sum > 0)) sum = NAN;                             /* only -inf, or a NaN or +inf among them */
+    return (T(Finish)){T(shift_of)(top), (REAL)(1 / sum), (REAL)log(sum)};
+}
+
+/* The last vector is read before its neighbours are written: out may be where the elements are. */
+#define EACH(expression, get_it) \
+    do { \
+        VEC v = get_it(n - LANES), last = expression; \
+        for (ix i = 0; i + LANES <= n; i += LANES) { \
+            v = get_it(i); \
+            T(put)(out, dtype, i, expression); \
+        } \
+        T(put)(out, dtype, n - LANES, last); \
+    } while (0)
+#define FROM_X(i) T(get)(x, dtype, i)
+#define FROM_E(i) V(loadu)(e + i)
+
+/* Results of n elements: from their powers where they were kept, else from the elements. */
+INLINE void T(results)(int dtype, const char *x, const REAL *e, ix n, T(Finish) f, int logarithm, char *out) {
+    const VEC shift = V(set1)(f.shift), inverse = V(set1)(f.inverse), log_sum = V(set1)(f.log_sum);
+    if (logarithm) EACH((v - shift) - log_sum, FROM_X);
+    else if (e) EACH(v * inverse, FROM_E);
+    else EACH(T(power)(v, shift) * inverse, FROM_X);
+}
+#undef EACH
+#undef FROM_X
+#undef FROM_E
+
+static REAL T(row_peak)(int dtype, const char *x, ix n) { return WITH_DTYPE(dtype, T(peak_of), x, n); }
+static void T(row_powers)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e, const char *next) {
+    WITH_DTYPE(dtype, T(add_powers), x, n, shift, sum, low, e, next);
+}
+static void T(row_results)(int dtype, const char *x, const REAL *e, ix n, T(Finish) f, int logarithm, char *out) {
+    WITH_DTYPE(dtype, T(results), x, e, n, f, logarithm, out);
+}
+
+/* A row of user memory whose elements are neighbours is worked on in place; others, parts with `where` and those
+ * shorter than a vector go through the buffer `line`, filled in front to a whole vector with -inf. */
+INLINE int T(in_place)(const RowOp *op, ix n) {
+    const ix size = T(element_size)(op->x.dtype);
+    return op->x.col == size && op->out.col == size && !op->where.data && n >= LANES;
+}
+
+static const char *T(open_part)(const RowOp *op, const char *x, const char *where, ix first, ix n, REAL *line) {
+    const ix fill = most(0, LANES - n);
+    for (ix j = 0; j < fill; j++) line[j] = -INFINITY;
+    line += fill;
+    T(load_row)(x + first * op->x.col, op->x.col, op->x.dtype, n, line);
+    if (where)
+        for (ix j = 0; j < n; j++)
+            if (!where[(first + j) * op->where.col]) line[j] = -INFINITY;
+    return (const char *)(line - fill);
+}
+
+static void T(close_part)(const RowOp *op, char *out, const char *where, ix first, ix n, REAL *line) {
+    line += most(0, LANES - n);
+    if (where)
+        for (ix j = 0; j < n; j++)
+            if (!where[(first + j) * op->where.col]) line[j] = op->logarithm ? -INFINITY : 0;
+    T(store_row)(line, n, out + first * op->out.col, op->out.col, op->out.dtype);
+}
+
+static void T(softmax_row)(const RowOp *op, const char *x, const char *where, char *out, const char *next, REAL *e, REAL *line) {
+    const ix n = op->n, chunk = T(chunk_of)(n), size = T(element_size)(op->x.dtype);
+    const int here = T(in_place)(op, (n - 1) % chunk + 1), dtype = here ? op->x.dtype : NATIVE;
     REAL top = -INFINITY;
     double sum = 0, low = 0;
-    ix padded = 0;
-    for (ix first = 0; first < op->n; first += T(CHUNK)) {
-        padded = T(load_part)(op, x, where, first, least(T(CHUNK), op->n - first), buffer);
-        VEC peak = V(set1)(-INFINITY);
-        for (ix j = 0; j < padded; j += LANES) peak = V(max)(V(load)(buffer + j), peak);
-        REAL new = V(largest)(peak);
-        new = new > top ? new : top;
-        /* nothing finite so far: 0 - 0 below keeps a later part right, a NaN or -inf row is settled at the end */
-        const VEC shift = V(set1)(new == -INFINITY ? 0 : new);
-        const double rescale = top == new ? 1 : T(exp2_one)((top - new) * log2e);
-        sum *= rescale;
-        low *= rescale;
-        for (ix from = 0; from < padded; from += SUMMED) {
-            VEC part = V(set1)(0);
-            for (ix j = from; j < least(from + SUMMED, padded); j += LANES) {
-                VEC e = V(exp2)((V(load)(buffer + j) - shift) * V(set1)(log2e));
-                part += e;
-                V(store)(results + j, e);
-            }
-            T(add_exactly)(&sum, &low, V(sum)(part));
-        }
-        top = new;
+    const char *part = x;
+    if (op->logarithm || chunk < n) e = NULL;
+    for (ix first = 0; first < n; first += chunk) {
+        const ix m = least(chunk, n - first), padded = most(m, LANES);
+        part = here ? x + first * size : T(open_part)(op, x, where, first, m, line);
+        T(raise_top)(&top, T(row_peak)(dtype, part, padded), &sum, &low);
+        T(row_powers)(dtype, part, padded, T(shift_of)(top), &sum, &low, e, chunk < n ? part + chunk * size : next);
     }
-    sum += low;
-    /* a row of -inf alone gives NaN (0/0), as does +inf (through inf - inf) and NaN */
-    const REAL inverse = (REAL)(1 / sum), shift = top, log_sum = (REAL)log(sum);
-    const REAL poison = sum > 0 ? 0 : (REAL)NAN;
-    int whole = op->n <= T(CHUNK);
-    for (ix first = 0; first < op->n; first += T(CHUNK)) {
-        ix n = least(T(CHUNK), op->n - first);
-        if (!whole) padded = T(load_part)(op, x, where, first, n, buffer);
-        for (ix j = 0; j < padded; j += LANES) {
-            VEC y;
-            if (op->logarithm) y = (V(load)(buffer + j) - V(set1)(shift)) - V(set1)(log_sum);
-            else if (whole) y = V(load)(results + j) * V(set1)(inverse);
-            else y = V(exp2)((V(load)(buffer + j) - V(set1)(shift)) * V(set1)(log2e)) * V(set1)(inverse);
-            V(store)(results + j, y + V(set1)(poison));
+    const T(Finish) f = T(finish_of)(top, sum + low);
+    for (ix first = 0; first < n; first += chunk) {
+        const ix m = least(chunk, n - first);
+        if (here) {
+            T(row_results)(dtype, x + first * size, e, m, f, op->logarithm, out + first * size);
+            continue;
         }
-        if (where)
-            for (ix j = 0; j < n; j++)
-                if (!where[(first + j) * op->where.col]) results[j] = op->logarithm ? -INFINITY : 0;
-        T(store_row)(results, n, out + first * op->out.col, op->out.col, op->out.dtype);
+        if (chunk < n) part = T(open_part)(op, x, where, first, m, line);
+        T(row_results)(dtype, part, e, most(m, LANES), f, op->logarithm, (char *)line);
+        T(close_part)(op, out, where, first, m, line);
     }
 }
 
 static void T(softmax_rows)(const RowOp *op, ix from, ix to, void *scratch) {
-    REAL *buffer = scratch, *results = buffer + T(CHUNK);
+    REAL *e = scratch, *line = e + round_up(T(chunk_of)(op->n), LANES);
+    const char *x = op->x.data + batch_offset(&op->x, &op->batch, from);
     for (ix i = from; i < to; i++) {
         const char *where = op->where.data ? op->where.data + batch_offset(&op->where, &op->batch, i) : NULL;
-        T(softmax_row)(op, op->x.data + batch_offset(&op->x, &op->batch, i), where,
-                       op->out.data + batch_offset(&op->out, &op->batch, i), buffer, results);
+        const char *next = i + 1 < to ? op->x.data + batch_offset(&op->x, &op->batch, i + 1) : x;
+        T(softmax_row)(op, x, where, op->out.data + batch_offset(&op->out, &op->batch, i), next, e, line);
+        x = next;
     }
 }

@@ -22,9 +22,11 @@ INLINE REAL T(exp2_one)(REAL t) { return V(exp2)(V(set1)(t))[0]; }
 #include "direct.h"
 #include "results.h"
 #include "softmax.h"
+#include "softmax_columns.h"
 
 #undef PANEL
 #undef SUMMED
+#undef WITH_DTYPE
 #undef NATIVE
 #undef PRODUCT
 #undef STORE_HALVES

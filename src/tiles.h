@@ -65,6 +65,7 @@ typedef struct {
     void (*load_lse)(const Params *, Task *);
     void (*weigh)(const Params *, Task *, ix, ix, ix, Packed);
     void (*softmax_rows)(const RowOp *, ix, ix, void *);
+    void (*softmax_strips)(const RowOp *, ix, ix, void *);
 } Tile;
 
 /* `step` names the steps that multiply: those of the type itself, or dot.h's */
@@ -73,7 +74,7 @@ typedef struct {
     scores_direct_##type, finish_scores_##type, mask_##type, softmax_##step, values_##step, values_direct_##type, \
     finish_##type, prefetch_weights_##type, store_kept_##type, \
     store_again_##type, store_under_lse_##type, store_scores_##type, save_state_##type, merge_state_##type, save_row_stats_##type, \
-    load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type }
+    load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type, softmax_strips_##type }
 
 static const Tile TILES[] = {                       /* index: Params.type, or DOT */
     TILE(f32, float, VF, sizeof(float), f32),

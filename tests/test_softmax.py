@@ -113,6 +113,26 @@ def test_empty_scalar_and_integer(isa, function):
         np.testing.assert_allclose(got, wanted, rtol=1e-14)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 3, 16, 63, 257, 300, 17000])
+def test_columns_have_the_bits_of_rows(isa, dtype, n, seed):
+    """Rows whose elements lie apart are worked on side by side: whole strips, the rest of one, and a few."""
+    random = np.random.default_rng([seed, n])
+    for columns in (2, 37, 150) if n < 1000 else (18,):
+        x = normal(random, (2, n, columns), dtype) * dtype_of(dtype).type(4)
+        where = random.random((n, columns)) < 0.7
+        odd = x.copy()
+        odd[0, n // 2, 0], odd[1, 0, -1], odd[1, :, 0] = np.nan, np.inf, -np.inf
+        for function in FUNCTIONS:
+            fast = getattr(attnc, function)
+            for array, keep in ((x, None), (x, where), (odd, None), (odd, where[:, :1])):
+                rows = np.ascontiguousarray(array.swapaxes(1, 2))
+                wanted = fast(rows, where=None if keep is None else keep.swapaxes(0, 1)).swapaxes(1, 2)
+                np.testing.assert_array_equal(fast(array, 1, where=keep).astype(float), wanted.astype(float))
+            wanted = fast(x, 1)
+            assert fast(x, 1, out=x) is x and x.tobytes() == wanted.tobytes()
+
+
 def test_rows_have_the_same_bits_for_any_number_of_threads_and_mates(isa, seed):
     x = normal(np.random.default_rng(seed), (300, 1001))
     for function in FUNCTIONS:

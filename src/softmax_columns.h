@@ -1,0 +1,153 @@
+/* softmax_columns.h (template over REAL): the softmax of rows whose elements lie apart while rows are neighbours: vectors
+ * across LANES rows ("columns"), up to STRIP of them at a time, with the bits that softmax.h gives each row. */
+
+#define STRIP_LANES (STRIP * LANES)
+
+/* Columns in work: LANES of them are a group, whose elements (then powers) follow one another in `kept`. */
+typedef struct {
+    const char *x, *where;
+    char *out;
+    ix columns, groups;
+    REAL *kept;
+    REAL top[STRIP_LANES];
+    double sum[STRIP_LANES], low[STRIP_LANES];
+} T(Strip);
+
+/* v where a column takes part in row i, else `other`. */
+INLINE VEC T(keep_where)(const RowOp *op, const T(Strip) *s, ix i, ix g, ix valid, VEC v, REAL other) {
+    const char *where = s->where + i * op->where.col + g * LANES * op->where.row;
+    uint8_t bytes[16] = {0};
+    for (ix j = 0; j < valid; j++) bytes[j] = (uint8_t)where[j * op->where.row];
+    return V(keep_bytes)(v, bytes, V(set1)(other));
+}
+
+/* Elements first .. first + n of all columns to `kept`, -inf where excluded; their maxima to `peak`. */
+INLINE void T(load_columns)(int dtype, const RowOp *op, T(Strip) *s, ix first, ix n, ix groups, REAL *peak) {
+    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2;
+    VEC high[STRIP];
+    for (ix g = 0; g < groups; g++) high[g] = V(set1)(-INFINITY);
+    for (ix i = 0; i < n; i++) {
+        const char *x = s->x + (first + i) * op->x.col;
+        for (ix g = 0; g < groups; g++) {
+            const ix valid = least(LANES, s->columns - g * LANES);
+            VEC v;
+            if (valid == LANES) v = T(get)(x, dtype, g * LANES);
+            else {
+                REAL line[LANES] = {0};
+                T(load_row)(x + g * LANES * size, size, dtype, valid, line);
+                v = V(loadu)(line);
+            }
+            if (s->where) v = T(keep_where)(op, s, first + i, g, valid, v, -INFINITY);
+            V(store)(s->kept + (g * n + i) * LANES, v);
+            high[g] = V(max)(v, high[g]);
+            __builtin_prefetch(x + (groups + g) * LANES * size);        /* of the next strip */
+        }
+    }
+    for (ix g = 0; g < groups; g++) V(storeu)(peak + g * LANES, high[g]);
+}
+
+#define LOAD(dtype, groups) T(load_columns)(dtype, op, s, first, n, groups, peak)
+static void T(load_strip)(int dtype, const RowOp *op, T(Strip) *s, ix first, ix n, REAL *peak) {
+    if (s->groups == STRIP) WITH_DTYPE(dtype, LOAD, STRIP);
+    else WITH_DTYPE(dtype, LOAD, s->groups);
+}
+#undef LOAD
+
+/* Add the powers of n elements of a group to its sums, each column in the order of softmax.h; keep them if asked. */
+static void T(add_columns)(REAL *x, ix n, const REAL *top, double *sum, double *low, int keep) {
+    VEC shift, part[LANES];
+    for (ix c = 0; c < LANES; c++) shift[c] = T(shift_of)(top[c]);
+    for (ix i = 0; i < n; i += SUMMED) {
+        const ix stop = least(i + SUMMED, n), full = i + (stop - i) / LANES * LANES;
+        for (ix l = 0; l < LANES; l++) {
+            VEC total = V(set1)(0);
+            for (ix k = i + l; k < full; k += LANES) {
+                VEC p = T(power)(V(load)(x + k * LANES), shift);
+                if (keep) V(store)(x + k * LANES, p);
+                total += p;
+            }
+            part[l] = total;
+        }
+        for (ix k = full; k < stop; k++) {
+            VEC p = T(power)(V(load)(x + k * LANES), shift);
+            if (keep) V(store)(x + k * LANES, p);
+            part[LANES - (stop - k)] += p;
+        }
+        for (ix half = LANES / 2; half; half /= 2)
+            for (ix l = 0; l < half; l++) part[l] += part[l + half];
+        for (ix c = 0; c < LANES; c++) T(add_exactly)(&sum[c], &low[c], part[0][c]);
+    }
+}
+
+/* Results of elements first .. first + n: from their powers, or from the elements, whichever `kept` holds. */
+INLINE void T(store_columns)(int dtype, const RowOp *op, T(Strip) *s, ix first, ix n, ix groups, const T(Finish) *f, int powers) {
+    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2;
+    VEC shift[STRIP], inverse[STRIP], log_sum[STRIP];
+    for (ix g = 0; g < groups; g++)
+        for (ix c = 0; c < LANES; c++) {
+            const T(Finish) one = f[g * LANES + c];
+            shift[g][c] = one.shift, inverse[g][c] = one.inverse, log_sum[g][c] = one.log_sum;
+        }
+    for (ix i = 0; i < n; i++) {
+        char *out = s->out + (first + i) * op->out.col;
+        for (ix g = 0; g < groups; g++) {
+            const ix valid = least(LANES, s->columns - g * LANES);
+            VEC v = V(load)(s->kept + (g * n + i) * LANES);
+            if (op->logarithm) v = (v - shift[g]) - log_sum[g];
+            else v = (powers ? v : T(power)(v, shift[g])) * inverse[g];
+            if (s->where) v = T(keep_where)(op, s, first + i, g, valid, v, op->logarithm ? -INFINITY : 0);
+            if (valid == LANES) T(put)(out, dtype, g * LANES, v);
+            else {
+                REAL line[LANES];
+                V(storeu)(line, v);
+                T(store_row)(line, valid, out + g * LANES * size, size, dtype);
+            }
+        }
+    }
+}
+
+#define STORE(dtype, groups) T(store_columns)(dtype, op, s, first, n, groups, f, powers)
+static void T(store_strip)(int dtype, const RowOp *op, T(Strip) *s, ix first, ix n, const T(Finish) *f, int powers) {
+    if (s->groups == STRIP) WITH_DTYPE(dtype, STORE, STRIP);
+    else WITH_DTYPE(dtype, STORE, s->groups);
+}
+#undef STORE
+
+static void T(softmax_strip)(const RowOp *op, T(Strip) *s) {
+    const ix n = op->n, chunk = T(chunk_of)(n), columns = s->groups * LANES;
+    const int dtype = op->x.dtype, powers = chunk == n && !op->logarithm;
+    REAL peak[STRIP_LANES];
+    T(Finish) f[STRIP_LANES];
+    for (ix c = 0; c < columns; c++) s->top[c] = -INFINITY, s->sum[c] = s->low[c] = 0;
+    for (ix first = 0; first < n; first += chunk) {
+        const ix m = least(chunk, n - first);
+        T(load_strip)(dtype, op, s, first, m, peak);
+        for (ix c = 0; c < columns; c++) T(raise_top)(&s->top[c], peak[c], &s->sum[c], &s->low[c]);
+        for (ix g = 0; g < s->groups; g++)
+            T(add_columns)(s->kept + g * m * LANES, m, s->top + g * LANES, s->sum + g * LANES, s->low + g * LANES, powers);
+    }
+    for (ix c = 0; c < columns; c++) f[c] = T(finish_of)(s->top[c], s->sum[c] + s->low[c]);
+    for (ix first = 0; first < n; first += chunk) {
+        const ix m = least(chunk, n - first);
+        if (chunk < n) T(load_strip)(dtype, op, s, first, m, peak);
+        T(store_strip)(dtype, op, s, first, m, f, powers);
+    }
+}
+
+/* Strips from .. to of all: those of one set of columns are neighbours. */
+static void T(softmax_strips)(const RowOp *op, ix from, ix to, void *scratch) {
+    const ix wide = op->strip * LANES, strips = ceil_div(op->columns, wide);
+    T(Strip) s;
+    s.kept = scratch;
+    for (ix i = from; i < to; i++) {
+        const ix first = i % strips * wide, row = i / strips * op->columns + first;
+        s.columns = least(wide, op->columns - first);
+        s.groups = ceil_div(s.columns, LANES);
+        s.x = op->x.data + batch_offset(&op->x, &op->batch, row);
+        s.out = op->out.data + batch_offset(&op->out, &op->batch, row);
+        s.where = op->where.data ? op->where.data + batch_offset(&op->where, &op->batch, row) : NULL;
+        T(softmax_strip)(op, &s);
+    }
+}
+
+#undef STRIP_LANES
