@@ -55,7 +55,12 @@ INLINE void vd_store(double *p, vd v) { *(vd *)p = v; }
 INLINE void vf_storeu(float *p, vf v) { *(vf_unaligned *)p = v; }
 INLINE void vd_storeu(double *p, vd v) { *(vd_unaligned *)p = v; }
 
-/* bf16_round of half.h on lanes */
+/* bf16_widen and bf16_round of half.h on lanes */
+INLINE vf vf_load_bf16(const uint16_t *p) {
+    vh h;
+    memcpy(&h, p, sizeof h);
+    return (vf)(__builtin_convertvector(h, vfu) << 16);
+}
 INLINE void vf_store_bf16(uint16_t *p, vf v) {
     vfu u = (vfu)v, nan = (vfu)(v != v), rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16;
     vh h = __builtin_convertvector((nan & ((u >> 16) | 0x40)) | (~nan & rounded), vh);
@@ -69,18 +74,6 @@ INLINE void vf_store_bf16(uint16_t *p, vf v) {
 #else
 #include "simd/base.h"
 #endif
-
-typedef uint16_t vfh_unaligned __attribute__((vector_size(VECTOR_BYTES / 2), may_alias, aligned(1)));
-typedef uint32_t vfu __attribute__((vector_size(VECTOR_BYTES), may_alias));
-
-/* VF bfloat16 as half.h converts one */
-INLINE vf vf_load_bf16(const uint16_t *p) {
-    return (vf)(__builtin_convertvector(*(const vfh_unaligned *)p, vfu) << 16);
-}
-INLINE void vf_store_bf16(uint16_t *p, vf v) {
-    vfu x = (vfu)v, rounded = (x + 0x7FFF + ((x >> 16) & 1)) >> 16, odd = (vfu)(v != v);
-    *(vfh_unaligned *)p = __builtin_convertvector((((x >> 16) | 0x40) & odd) | (rounded & ~odd), vfh_unaligned);
-}
 
 /* The floating-point state of a thread: round to nearest, subnumbers kept, nothing trapped, and given back as it was,
  * flags included (pool threads may hold a stale one, and a caller may have set flush-to-zero). */

@@ -43,9 +43,6 @@ INLINE void vf_store_f16(uint16_t *p, vf v) {
 }
 
 #if defined(__AVX512BF16__)
-INLINE vf vf_load_bf16(const uint16_t *p) {
-    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
-}
 /* rounded to nearest even, but subnormal numbers to 0 */
 INLINE void vf_store_pairs(uint16_t *p, vf v) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v)); }
 /* sum + the products of the two bfloat16 in each lane */
