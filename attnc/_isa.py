@@ -14,7 +14,7 @@ except ImportError as error:
         "(a C compiler is needed; 'make run' does all of it); otherwise install attnc from a wheel."
     ) from error
 
-ORDER = ("avx512bf16", "avx512", "avx2", "base")  # best first
+ORDER = ("avx512bf16", "avx512", "avx2", "neon", "base")  # best first
 
 
 def available() -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def load(name: str) -> ModuleType:
 
 
 def isa() -> str:
-    """The instruction set in use: ``"avx512bf16"``, ``"avx512"``, ``"avx2"`` or ``"base"``.
+    """The instruction set in use: ``"avx512bf16"``, ``"avx512"``, ``"avx2"``, ``"neon"`` or ``"base"``.
 
     The environment variable ``ATTNC_ISA``, read when attnc is imported, chooses another one of those available.
 

@@ -24,10 +24,16 @@ cdef extern from *:
     static int has_avx512(void) { return 0; }
     static int has_avx512bf16(void) { return 0; }
     #endif
+    #if defined(__aarch64__)
+    enum { HAS_NEON = 1 };        /* part of every 64-bit Arm processor */
+    #else
+    enum { HAS_NEON = 0 };
+    #endif
     """
     int has_avx2()
     int has_avx512()
     int has_avx512bf16()
+    int HAS_NEON
     const char* ATTNC_BUILT
     const char* ATTNC_LEFT_OUT
     const char* ATTNC_COMPILER
@@ -50,4 +56,4 @@ def supports(str name):
         return bool(has_avx512())
     if name == "avx2":
         return bool(has_avx2())
-    return name == "base"
+    return name == ("neon" if HAS_NEON else "base")

@@ -4,7 +4,11 @@
 
 #include "simd.h"
 
-enum { CHAINS = 12 };        /* independent sums: more than latency x units of the processors we know, and 12 registers */
+#ifdef __aarch64__
+enum { CHAINS = 20 };        /* independent sums: more than latency x units (4 x 4 on the largest Arm cores) */
+#else
+enum { CHAINS = 12 };        /* 4 x 2, and 12 of the 16 registers of the base */
+#endif
 
 /* n steps of CHAINS multiply-and-adds on whole vectors; the sum is returned so that nothing is left out */
 static double multiply_add_f32(long n, float x) {

@@ -3,6 +3,7 @@
 #define ATTNC_RUNTIME_H
 
 #include <Python.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <time.h>
 #ifdef _OPENMP

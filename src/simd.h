@@ -29,7 +29,11 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__                /* it passes over GCC's pragma, and the sums of a tile would stay in memory */
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
 #define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 typedef float vf __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef double vd __attribute__((vector_size(VECTOR_BYTES), may_alias));
@@ -71,6 +75,8 @@ INLINE void vf_store_bf16(uint16_t *p, vf v) {
 #include "simd/avx512.h"
 #elif defined(__AVX2__)
 #include "simd/avx2.h"
+#elif defined(__aarch64__)
+#include "simd/neon.h"
 #else
 #include "simd/base.h"
 #endif

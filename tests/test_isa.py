@@ -31,10 +31,11 @@ def test_an_unknown_one_is_refused_with_the_list(python, name):
 
 
 def test_one_that_cannot_run_is_refused(monkeypatch):
-    monkeypatch.setattr(_cpu, "supports", lambda name: name == "base")
-    assert _isa.available() == ("base",)
+    last = _isa.available()[-1]
+    monkeypatch.setattr(_cpu, "supports", lambda name: name == last)
+    assert _isa.available() == (last,)
     for name in ("avx2", "avx512", "avx512bf16"):
-        with pytest.raises(ImportError, match=f"'{name}' (cannot run here|was left out).*available: base$"):
+        with pytest.raises(ImportError, match=f"'{name}' (cannot run here|was left out).*available: {last}$"):
             _isa.load(name)
 
 
@@ -79,7 +80,7 @@ def test_no_instruction_above_the_base(module):
 def test_the_search_finds_wider_registers():
     """The module of the widest set has what the base must not have: the test above can fail."""
     name = _isa.available()[0]
-    if shutil.which("objdump") is None or name == "base":
+    if shutil.which("objdump") is None or name in ("base", "neon"):
         pytest.skip("no objdump, or no set above the base here")
     assert re.search(r"\tv\w+ .*%[yz]mm", disassembled(_isa.load(name).__spec__.origin))
 

@@ -14,7 +14,7 @@ from attnc import _isa
 # Where 2**r lies below 1 its ulp is eps/2. The last addition rounds by 1/2 ulp. Before it, p * r is at most 0.293: the
 # rounding of p and its last step carry about 0.293 * 1.3 ulp into it, together below 1. Without fma the product rounds
 # once more, by a quarter of an ulp.
-EXP2_ULP = {"avx512bf16": 1.0, "avx512": 1.0, "avx2": 1.0, "base": 1.25}
+EXP2_ULP = {"avx512bf16": 1.0, "avx512": 1.0, "avx2": 1.0, "neon": 1.0, "base": 1.25}
 # e/(e+2): e has the error of one rounded fma (0.5 ulp) and of the polynomial's product (about 1 ulp, twice: argument
 # and coefficient), which e/(e+2) passes on in full for small e; the addition and the division round once each.
 TANH_ULP = 4.0
