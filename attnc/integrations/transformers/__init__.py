@@ -8,9 +8,10 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import _active_collector
 
 from ._bridge import attention
+from ._capture import AttentionRecord, capture, collect
 from ._mask import Mask, mask
 
-__all__ = ["NAME", "register"]
+__all__ = ["NAME", "AttentionRecord", "capture", "register"]
 
 NAME = "attnc"
 # What a model hands down that is not for the attention; everything else that is not known is an error.
@@ -70,10 +71,11 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
             options = {"causal": True, "q_offset": 0}
     if position_bias is not None:
         options["bias"] = position_bias + options["bias"] if "bias" in options else position_bias
+    options.update(scale=scaling, softcap=softcap, sinks=s_aux)
+    collect(module, query, key, options)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     weights = output_attentions or _weights_are_collected()
-    result = attention(query, key, value, **options, scale=scaling, softcap=softcap, sinks=s_aux,
-                       layout="bnhd", want="weights" if weights else ())
+    result = attention(query, key, value, **options, layout="bnhd", want="weights" if weights else ())
     return (result.output, result.weights) if weights else (result, None)
 
 
