@@ -10,7 +10,7 @@ pytestmark = pytest.mark.peers
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from models import MODELS, inputs_of, model_of  # noqa: E402
+from models import LENGTH, MODELS, inputs_of, model_of  # noqa: E402
 
 from attnc.integrations import transformers as ours  # noqa: E402
 
@@ -77,3 +77,61 @@ def test_twenty_tokens(name, beams, cache):
     eager, found = (model_of(name, attention=kind).generate(**inputs, **how) for kind in ("eager", "attnc"))
     assert found.shape[1] >= 20 and len(found.unique()) > 4
     assert found.tolist() == eager.tolist()
+
+
+# ------------------------------------------------------------------- where transformers' eager attention differs
+
+
+def hidden(kind, name="Llama", **inputs):
+    model = model_of(name, attention=kind)
+    with torch.no_grad():
+        return model(**inputs, output_attentions=True, use_cache=False)
+
+
+def test_differs_a_row_of_padding_sees_everything_alike():
+    inputs, counts = inputs_of("Llama", "left")
+    eager, ours_ = (hidden(kind, **inputs).attentions[0][~counts.T[0]][0, :, 0] for kind in ("eager", "attnc"))
+    assert torch.allclose(eager, torch.full_like(eager, 1 / eager.shape[-1])) and (ours_ == 0).all()
+
+
+def test_differs_nan_in_padding_leaks():
+    inputs, counts = inputs_of("Llama", "left")
+    embeddings = model_of("Llama").get_input_embeddings()(inputs["input_ids"])
+    embeddings = torch.where(counts[..., None], embeddings, torch.nan).detach()
+    given = {"inputs_embeds": embeddings, "attention_mask": inputs["attention_mask"]}
+    assert hidden("eager", **given).logits[0].isnan().all()
+    found = hidden("attnc", **given).logits[counts]
+    np.testing.assert_array_equal(found.numpy(), hidden("attnc", **inputs).logits[counts].numpy())
+
+
+def test_differs_a_boolean_mask_of_four_axes_is_added():
+    inputs, _ = inputs_of("Llama")
+    mask = torch.tril(torch.ones(LENGTH, LENGTH, dtype=torch.bool)).expand(2, 1, -1, -1)
+    added, causal = (hidden("eager", **inputs, **more).logits for more in ({"attention_mask": mask}, {}))
+    assert (added - causal).abs().max() > 1e-2
+    found = hidden("attnc", **inputs, attention_mask=mask).logits
+    np.testing.assert_allclose(found.numpy(), causal.numpy(), rtol=0, atol=1e-4)
+
+
+def test_differs_dropout_of_weights():
+    inputs, _ = inputs_of("Llama")
+    for kind in ("eager", "attnc"):
+        model = model_of("Llama", attention=kind).train()
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.5
+        if kind == "eager":
+            assert not torch.equal(model(**inputs).logits, model(**inputs).logits)
+        else:
+            with torch.no_grad(), pytest.raises(ValueError, match="dropout"):
+                model(**inputs)
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.0
+        model.eval()
+
+
+def test_differs_output_attentions_in_the_configuration_is_refused():
+    """By transformers, for every attention but its eager one; the argument of the call is taken."""
+    config = model_of("Llama").config
+    with pytest.raises(ValueError, match="output_attentions"):
+        config.output_attentions = True
+    assert len(hidden("attnc", **inputs_of("Llama")[0]).attentions) == 2
