@@ -35,12 +35,15 @@ test-more: $(VENV)/with-test $(VENV)/with-more  ## the tests that take long: eve
 bench: $(VENV)/with-bench  ## every case against every peer that is installed (make test-peers installs torch)
 	$(FAIR) $(PY) -m attnc bench
 
-bench-check: $(VENV)/with-bench  ## fail if a share of this machine's limits fell since the committed measurement
+bench-check: $(VENV)/with-bench  ## fail if instructions or shares of this machine's limits are worse than the committed ones
+	$(PY) benchmarks/instructions.py
 	$(FAIR) $(PY) -m attnc bench --peers "" --compare $(RESULT)
 
-bench-readme: $(VENV)/with-peers  ## measure everything and put the table into README.md
-	$(FAIR) $(PY) -m attnc bench --peers numpy,torch,onnxruntime,onnxruntime-mha --json $(RESULT)
+bench-readme: $(VENV)/with-contenders  ## measure everything against every peer, and write the tables of the READMEs
+	$(FAIR) $(PY) -m attnc bench --json $(RESULT)
+	$(FAIR) $(PY) -m attnc bench --set lengths --json benchmarks/results/lengths.json
 	$(PY) benchmarks/readme.py
+	$(PY) benchmarks/plots.py
 
 wheel: $(INSTALLED)  ## an sdist and, from it, one wheel for every Python from 3.11 on, in dist/
 	$(PIP) install 'build>=1.2'

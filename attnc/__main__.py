@@ -30,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     size = bench.add_mutually_exclusive_group()
     size.add_argument("--quick", dest="set", action="store_const", const="quick", default="full",
                       help="the chain on a real sentence, the parity table and a few cases, in under a minute")
+    size.add_argument("--set", choices=tuple(cases.SETS), help="which cases: full by default, lengths is a sweep")
     size.add_argument("--tiny", dest="set", action="store_const", const="tiny", help=argparse.SUPPRESS)
     bench.add_argument("--json", metavar="FILE", type=Path, help="write everything measured to FILE")
     bench.add_argument("--compare", metavar="FILE", type=Path,

@@ -60,7 +60,7 @@ class Case:
         """Query, key and value of standard normal numbers, and the options as a dictionary."""
         random = np.random.default_rng(seed)
         drawn = np.float64 if self.dtype == "float64" else np.float32
-        arrays = tuple(random.standard_normal(shape, drawn).astype(_dtype(self.dtype), copy=False)
+        arrays = tuple(random.standard_normal(shape, drawn).astype(dtype_of(self.dtype), copy=False)
                        for shape in self._shapes())
         return arrays, dict(self.options)
 
@@ -74,7 +74,7 @@ class Case:
         """Bytes of query, key and value read once and the output written once."""
         query, key, value = self._shapes()
         elements = sum(int(np.prod(shape)) for shape in (query, key, value, (*query[:-1], self.value_dim)))
-        return elements * _dtype(self.dtype).itemsize
+        return elements * dtype_of(self.dtype).itemsize
 
     def _shapes(self) -> tuple:
         shapes = ((self.batch, self.q_heads, self.q_len, self.head_dim),
@@ -99,7 +99,8 @@ class Case:
 _HIDE_NOTHING = ("want", "layout", "scale", "softcap", "alibi_slopes", "sinks", "num_threads")
 
 
-def _dtype(name: str) -> np.dtype:
+def dtype_of(name: str) -> np.dtype:
+    """The dtype of a name, bfloat16 among them."""
     if name == "bfloat16":
         import ml_dtypes
         return np.dtype(ml_dtypes.bfloat16)

@@ -1,33 +1,45 @@
-"""Put the measured speed table into README.md, between its two markers."""
+"""Put the measured tables into README.md (a line a regime) and benchmarks/README.md (a line a case)."""
 
 import json
 import sys
 from pathlib import Path
 
 from attnc.bench import cases
-from attnc.bench.report import notes, speed_table
+from attnc.bench.report import detail_table, notes, regime_table, speed_table
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+README, PAGE = ROOT / "README.md", ROOT / "benchmarks" / "README.md"
 RESULT = ROOT / "benchmarks" / "results" / "readme.json"
 BEGIN, END = "<!-- speed: made by `make bench-readme` -->", "<!-- end of speed -->"
+PACKAGES = ("numpy", "torch", "onnxruntime", "openvino", "jax", "scipy")
 
 
-def section(result: dict) -> str:
-    """The table of a measurement, with where and how it was made."""
+def where(result: dict) -> str:
+    """Machine, versions and commit of a measurement."""
     machine, versions = result["machine"], result["versions"]
-    packages = ", ".join(f"{name} {versions[name]}" for name in ("numpy", "torch", "onnxruntime") if name in versions)
-    where = f"{machine['cpu']}, instruction set {machine['isa']}, {machine['threads']} threads; {packages}."
-    return "\n\n".join([where, speed_table(result), "\n".join(f"- {note}" for note in notes(result))])
+    packages = ", ".join(f"{name} {versions[name]}" for name in PACKAGES if name in versions)
+    return (f"{machine['cpu']}, instruction set {machine['isa']}, {machine['threads']} threads; {packages}; commit "
+            f"{(result['commit'] or 'unknown')[:10]}.")
 
 
-def updated(text: str, result: dict) -> str:
-    """The README with the table of `result` between the markers."""
+def short(result: dict) -> str:
+    """The table of the README."""
+    return "\n\n".join([where(result), regime_table(result)])
+
+
+def whole(result: dict) -> str:
+    """The tables of the page."""
+    listed = "\n".join(f"- {note}" for note in notes(result))
+    return "\n\n".join([where(result), speed_table(result), listed, detail_table(result)])
+
+
+def updated(text: str, section: str) -> str:
+    """The text with the section between the markers."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     if not after:
-        raise ValueError(f"README.md lacks the markers {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{section(result)}\n{END}{after}"
+        raise ValueError(f"the page lacks the markers {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{section}\n{END}{after}"
 
 
 def main() -> int:
@@ -37,7 +49,8 @@ def main() -> int:
         reason = f"no {', '.join(sorted(missing))}" if missing else "not all is right"
         print(f"{RESULT} is not fit to show: {reason}", file=sys.stderr)
         return 1
-    README.write_text(updated(README.read_text(encoding="utf-8"), result), encoding="utf-8")
+    for page, section in ((README, short), (PAGE, whole)):
+        page.write_text(updated(page.read_text(encoding="utf-8"), section(result)), encoding="utf-8")
     return 0
 
 

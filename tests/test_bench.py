@@ -1,5 +1,6 @@
 """The parity benchmark: every contender is right or refused, the rounds are paired, the result is whole."""
 
+import importlib
 import json
 import sys
 import time
@@ -28,7 +29,8 @@ PEER_CASES = (
 
 
 def setup_of(name):
-    return getattr(peers, peers.CONTENDERS[name].partition(":")[2])
+    module, _, function = peers.CONTENDERS[name].partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def arrays_of(result):
@@ -184,8 +186,9 @@ def test_attnc_itself_is_verified_first(contenders):
 def test_every_limit_is_measured():
     result = runner.run(TINY, contenders={"attnc": peers.CONTENDERS["attnc"]}, threads=2, rounds=2)
     assert_schema(result)
-    assert [case["limit"]["name"] for case in result["cases"]] == ["fma", "read", "weights", "read", "fma"]
-    assert all(case["limit"]["busy"] > 0 for case in result["cases"])
+    names = [case["limit"]["name"] if "limit" in case else None for case in result["cases"]]
+    assert names == ["fma", "read", "weights", "read", "fma", "plain", None, None, "fma"]
+    assert all(case["limit"]["busy"] > 0 for case in result["cases"] if "limit" in case)
     assert {"plain", "fill", "fill_again"} <= result["cases"][2]["limit"].keys()
     assert "1.3 x filling" in "\n".join(report.notes(result))
 
@@ -196,12 +199,54 @@ def assert_schema(result):
     assert result["format"] == runner.FORMAT
     assert {"cpu", "cores", "platform", "isa", "threads"} == set(result["machine"])
     assert {"python", "numpy", "attnc"} <= set(result["versions"])
+    attention = {"batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim", "options", "flops",
+                 "bytes"}
+    softmax, weighted = {"shape", "axis", "bytes"}, {"q_heads", "kv_heads", "q_len", "kv_len", "value_dim", "flops"}
+    always = {"name", "regime", "dtype", "contenders", "disturbed"}
     for case in result["cases"]:
-        assert {"name", "dtype", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "options", "flops",
-                "bytes", "contenders", "disturbed", "limit", "share"} == set(case)
-        assert {"name", "unit", "work", "rate"} <= set(case["limit"]) and case["limit"]["rate"] > 0
-        for spread in (case["share"], *(entry["ratio"] for entry in case["contenders"].values() if "ratio" in entry)):
+        assert set(case) - always - {"limit", "share"} in (attention, softmax, weighted)
+        assert always <= set(case) and ("limit" in case) == ("share" in case)
+        if "limit" in case:
+            assert {"name", "unit", "work", "rate"} <= set(case["limit"]) and case["limit"]["rate"] > 0
+        spreads = [entry["ratio"] for entry in case["contenders"].values() if "ratio" in entry]
+        for spread in (*spreads, *(case[part] for part in ("share",) if part in case)):
             assert 0 < spread["min"] <= spread["median"] <= spread["max"]
+
+
+def test_every_case_belongs_to_a_regime_and_copies_fill_the_caches():
+    for name, found in cases.REGIMES.items():
+        assert {cases.regime(case.name) for case in found} == {name}
+    few = cases.case(1, 2, 1, 20000, 16)
+    arrays, _ = few.make(0)
+    made = cases.copies(few, arrays)
+    assert made[0] is arrays and len(made) * few.bytes > cases.MEMORY_BYTES
+    assert all(np.array_equal(x, y) and not np.shares_memory(x, y) for x, y in zip(made[0], made[-1], strict=True))
+    for case in (cases.case(1, 2, 1, 9, 8), cases.case(1, 2, 100, 20000, 16), cases.Softmax((9, 9))):
+        assert len(cases.copies(case, case.make(0)[0])) == 1
+
+
+def test_the_peak_of_memory_is_that_of_the_call():
+    with machine.PeakMemory() as peak:
+        array = np.ones(1 << 24)
+        del array
+    if peak.bytes is None:
+        pytest.skip("this system does not tell")
+    assert 0.9 * (1 << 27) < peak.bytes < 2 * (1 << 27)
+
+
+def test_a_line_for_each_regime_holds_its_worst_case():
+    def entry(share, ratio, **extra):
+        return {"name": f"case {ratio}", "regime": "short", "disturbed": 0, "limit": {"name": "fma"},
+                "share": {"median": share, "min": share},
+                "contenders": {"attnc": {}, "torch": {"ratio": {"median": ratio, "min": ratio}}}, **extra}
+
+    result = {"settings": {"rounds": 9}, "cases": [entry(0.8, 1.5), entry(0.6, 0.9), entry(0.7, 3.0, disturbed=9)]}
+    table = report.regime_table(result)
+    assert "3, 1 not measured" in table and "60% to 80% of fma" in table
+    assert "0.90 torch (case 0.9)" in table and "1.50 torch (case 1.5)" in table and "3.00" not in table
+    detail = result | {"cases": [entry(0.8, 1.5) | {"contenders": {
+        "attnc": {"error": 1e-7, "tolerance": 2e-7, "memory": 2_000_000}}}]}
+    assert "1.0e-07 of 2.0e-07" in report.detail_table(detail)
 
 
 def test_one_case_per_name_and_every_set_can_be_chosen_from():

@@ -71,13 +71,16 @@ def test_the_files_that_it_links_exist():
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_the_speed_table_is_the_committed_measurement():
+def test_the_speed_tables_are_the_committed_measurement():
     script = benchmark_script()
     result = json.loads(script.RESULT.read_text(encoding="utf-8"))
     assert result["passed"]
-    assert script.updated(TEXT, result) == TEXT, "python benchmarks/readme.py writes it again"
-    result["cases"][0]["name"] += " of another kind"
-    assert script.updated(TEXT, result) != TEXT
+    pages = ((TEXT, script.short), ((ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8"), script.whole))
+    for text, section in pages:
+        assert script.updated(text, section(result)) == text, "python benchmarks/readme.py writes it again"
+    result["cases"][0] |= {"name": "of another kind", "regime": "none"}
+    for text, section in pages:
+        assert script.updated(text, section(result)) != text
 
 
 def test_the_script_refuses_a_measurement_without_the_slow_cases(tmp_path, monkeypatch, capsys):
@@ -85,12 +88,13 @@ def test_the_script_refuses_a_measurement_without_the_slow_cases(tmp_path, monke
     result = json.loads(script.RESULT.read_text(encoding="utf-8"))
     result["cases"] = [case for case in result["cases"] if "8192" not in case["name"]]
     monkeypatch.setattr(script, "README", tmp_path / "README.md")
+    monkeypatch.setattr(script, "PAGE", tmp_path / "PAGE.md")
     monkeypatch.setattr(script, "RESULT", tmp_path / "result.json")
     script.RESULT.write_text(json.dumps(result), encoding="utf-8")
     script.README.write_text(TEXT, encoding="utf-8")
     assert script.main() == 1
     assert "f32 1,8,8192,8192,128 causal" in capsys.readouterr().err
-    assert script.README.read_text(encoding="utf-8") == TEXT
+    assert script.README.read_text(encoding="utf-8") == TEXT and not script.PAGE.exists()
 
 
 def test_the_command_it_shows_for_the_table_is_the_one_that_makes_it():

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured next to each case: arithmetic, reading, or filling the weights."""
+"""What this machine can do at most, measured next to each case: arithmetic, reading, or what a simpler call takes."""
 
 import time
 
@@ -6,12 +6,12 @@ import numpy as np
 
 import attnc
 from attnc._isa import kernels
-from attnc.bench.cases import rows_per_key, wanted
+from attnc.bench.cases import MEMORY_BYTES, DrawnCase, reads, wanted
+from attnc.bench.links import Softmax
 from attnc.bench.timing import calibrate, seconds_per_call
 
 PROBES = 3                  # at a time, of which the best counts
-MEMORY_BYTES = 1 << 28      # beyond every cache
-FEW_ROWS = 16               # below this many rows a key, fetching it from memory costs more than using it
+ALLOWED = {"mask": 1.15, "bias": 1.25}      # times the call without it
 
 
 def _best(threads, function, *arguments) -> dict:
@@ -25,13 +25,13 @@ def _best(threads, function, *arguments) -> dict:
 
 
 class Arithmetic:
-    """Fused multiply-adds of the accumulation type in the chosen instruction set: FLOP/s."""
+    """Fused multiply-adds in the chosen instruction set, or dot products of bfloat16 where it has them: FLOP/s."""
 
     name, unit = "fma", "FLOP/s"
 
     def __init__(self, case, arrays, options, threads):
         self.work = case.flops
-        self.dtype = "float64" if case.dtype == "float64" else "float32"
+        self.dtype = "float32" if case.dtype == "float16" else case.dtype
         self.threads = threads
 
     def probe(self) -> dict:
@@ -84,8 +84,47 @@ class Weights:
         return {"rate": 1 / (1.1 * plain + 1.3 * fill), "busy": busy, "plain": plain, "fill": fill, "fill_again": again}
 
 
+class Plain:
+    """The time that a mask or a bias may take, as a multiple of the call without it: calls/s."""
+
+    name, unit = "plain", "calls/s"
+    work = 1
+
+    def __init__(self, case, arrays, options, threads):
+        self.call = lambda: attnc.attention(*arrays, num_threads=threads)
+        self.allowed = ALLOWED[case.drawn]
+        self.threads = threads
+        self.repeat = None
+
+    def probe(self) -> dict:
+        busy = _best(self.threads, kernels.fma_peak, "float32")["busy"]
+        self.repeat = self.repeat or calibrate(self.call)
+        plain = min(seconds_per_call(self.call, self.repeat) for _ in range(PROBES))
+        return {"rate": 1 / (self.allowed * plain), "busy": busy, "plain": plain}
+
+
+class Streaming:
+    """Reading the input once, or twice where a row is longer than the L2 cache, and writing as much: calls/s."""
+
+    name, unit = "stream", "calls/s"
+    work = 1
+
+    def __init__(self, case, arrays, options, threads):
+        self.input, self.reads, self.threads = arrays[0].view(np.uint8), case.reads, threads
+        self.output = np.empty_like(self.input)
+
+    def probe(self) -> dict:
+        read = _best(self.threads, kernels.read_bandwidth, self.input)
+        fill = min(kernels.fill(self.output, self.threads) for _ in range(PROBES))
+        return read | {"rate": 1 / (self.reads * self.input.nbytes / read["rate"] + fill), "fill": fill}
+
+
 def limit_for(case, options):
-    """The class of the limit that binds a case."""
+    """The class of the limit that binds a case; None for a softmax that stays in cache, where no single one does."""
+    if isinstance(case, Softmax):
+        return Streaming if case.reads else None
+    if isinstance(case, DrawnCase):
+        return Plain
     if "weights" in wanted(options):
         return Weights
-    return Reading if rows_per_key(case) < FEW_ROWS else Arithmetic
+    return Reading if reads(case) else Arithmetic

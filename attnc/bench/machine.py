@@ -11,7 +11,7 @@ import numpy as np
 
 import attnc
 
-_PACKAGES = ("torch", "onnxruntime", "onnx", "ml_dtypes", "threadpoolctl")
+_PACKAGES = ("torch", "onnxruntime", "onnx", "openvino", "jax", "scipy", "ml_dtypes", "threadpoolctl")
 _PREFIXES = ("ATTNC_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "NPY_", "MALLOC_")
 
 
@@ -40,6 +40,33 @@ def available_memory() -> float:
     except OSError:
         pass
     return float("inf")
+
+
+class PeakMemory:
+    """How far the memory of this process rises above where it was; `bytes` is None where the system does not tell."""
+
+    def __enter__(self):
+        self.before = self._reset()
+        return self
+
+    def __exit__(self, *error):
+        peak = self._status("VmHWM")
+        self.bytes = None if self.before is None or peak is None else max(0, peak - self.before)
+
+    def _reset(self) -> int | None:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")      # the high-water mark is what is held now
+        except OSError:
+            return None
+        return self._status("VmRSS")
+
+    @staticmethod
+    def _status(name: str) -> int | None:
+        try:
+            lines = Path("/proc/self/status").read_text().splitlines()
+        except OSError:
+            return None
+        return next((1024 * int(line.split()[1]) for line in lines if line.startswith(name)), None)
 
 
 def versions() -> dict:

@@ -20,8 +20,8 @@ def _packages():
     return onnx, onnxruntime
 
 
-def standard(case, arrays, visible, scale, want, threads):
-    """The model of ai.onnx Attention; weights are its fourth output, taken after the softmax (mode 3)."""
+def standard(case, arrays, visible, added, scale, want, threads):
+    """The model of ai.onnx Attention; `added` is a mask or a bias, weights are its fourth output (mode 3)."""
     names = ["query", "key", "value"]
     attributes = {"scale": scale}
     inputs = dict(zip(names, arrays, strict=True))
@@ -32,7 +32,9 @@ def standard(case, arrays, visible, scale, want, threads):
     if visible is not None and case.q_len == case.kv_len:
         attributes["is_causal"] = 1
     elif visible is not None:
-        inputs["mask"] = visible
+        added = visible
+    if added is not None:
+        inputs["mask"] = added if added.dtype == bool else added.astype(arrays[0].dtype)
         names.append("mask")
     outputs = {"output": (case.batch, case.q_heads, case.q_len, arrays[2].shape[-1])}
     produced = ["output"]
@@ -60,6 +62,13 @@ def multi_head(case, arrays, visible, scale, threads):
                  {"output": (case.batch, case.q_len, width)}, arrays[0].dtype, threads)
     split = (case.batch, case.q_len, case.q_heads, -1)
     return lambda: call()[0].reshape(split).swapaxes(1, 2)
+
+
+def node(operator, attributes, inputs, shape, threads):
+    """The call of a model of one standard node with one output."""
+    dtype = next(iter(inputs.values())).dtype
+    call = _bind(operator, "", attributes, list(inputs), inputs, ["output"], {"output": shape}, dtype, threads)
+    return lambda: call()[0]
 
 
 def _bind(operator, domain, attributes, names, inputs, produced, outputs, dtype, threads):

@@ -121,6 +121,7 @@ class Expected:
         options = {name: value for name, value in options.items() if name != "want"}
         mask = visible(case, options, self.rows)    # the rows are picked out, so each carries what it may see
         options = {name: value for name, value in options.items() if name not in ("causal", "window")}
+        options |= {name: options[name][..., self.rows, :] for name in ("mask", "bias") if name in options}
         if mask is not None:
             options["mask"] = mask
         arrays = query[..., self.rows, :], key, value

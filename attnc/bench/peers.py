@@ -65,7 +65,7 @@ def setup_twin(case, arrays, options, threads):
 
 def setup_numpy(case, arrays, options, threads):
     """What one writes with NumPy and cares: two matmuls, the softmax in place, 16-bit inputs widened first."""
-    _only(options, "causal", "window", "scale")
+    _only(options, "causal", "window", "scale", "mask", "bias")
     query, key, value = arrays
     stored, work = query.dtype, np.float64 if query.dtype == np.float64 else np.float32
     pairs, group = case.batch * case.kv_heads, case.q_heads // case.kv_heads
@@ -74,6 +74,7 @@ def setup_numpy(case, arrays, options, threads):
     scale = work(_scale(case, options))
     seen = visible(case, options)
     hidden = None if seen is None else ~seen
+    mask, bias = (_by_pairs(options.get(name), case) for name in ("mask", "bias"))
     per_pair = group * case.q_len * case.kv_len * np.dtype(work).itemsize
     step = max(1, min(pairs, COMPOSITE_BYTES // per_pair))
     want_weights = bool(wanted(options))
@@ -83,6 +84,10 @@ def setup_numpy(case, arrays, options, threads):
         scores = (q * scale) @ k.swapaxes(-1, -2)
         if hidden is not None:
             np.copyto(scores, -np.inf, where=hidden)
+        if bias is not None:
+            scores += bias if len(bias) == 1 else bias[first:first + step]
+        if mask is not None:
+            np.copyto(scores, -np.inf, where=~(mask if len(mask) == 1 else mask[first:first + step]))
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(axis=-1, keepdims=True)
@@ -99,21 +104,25 @@ def setup_numpy(case, arrays, options, threads):
     return call
 
 
+def _by_pairs(array, case):
+    """A mask or bias with its heads as ``(batch and kv heads, group)``; one that all heads share has a single pair."""
+    if array is None or array.shape[1] == 1:
+        return array
+    return array.reshape(case.batch * case.kv_heads, -1, *array.shape[2:])
+
+
 def _join(parts):
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def setup_torch(case, arrays, options, threads):
     """``scaled_dot_product_attention``; for weights, which it never returns, the same by matmul and softmax."""
-    try:
-        import torch
-    except ImportError as error:
-        raise Unsupported("not installed") from error
-    _only(options, "causal", "window", "scale")
-    torch.set_num_threads(threads)
-    query, key, value = (_to_torch(torch, array) for array in arrays)
+    torch = import_torch(threads)
+    _only(options, "causal", "window", "scale", "mask", "bias")
+    query, key, value = (to_torch(torch, array) for array in arrays)
     seen = visible(case, options)
-    mask = None if seen is None else torch.from_numpy(seen)
+    given = next((options[name] for name in ("mask", "bias") if name in options), seen)
+    mask = None if given is None else torch.from_numpy(given)
     scale = _scale(case, options)
     grouped = case.q_heads != case.kv_heads
     if wanted(options):
@@ -128,28 +137,40 @@ def setup_torch(case, arrays, options, threads):
                 if hidden is not None:
                     scores.masked_fill_(hidden, -torch.inf)
                 weights = torch.softmax(scores, dim=-1)
-                return _from_torch(torch, weights @ value), _from_torch(torch, weights)
+                return from_torch(torch, weights @ value), from_torch(torch, weights)
 
         return chain
     # torch aligns its causal triangle top-left, which is only the same one for equal lengths; a window is a mask to it.
-    triangle = mask is not None and case.q_len == case.kv_len and not options.get("window")
+    triangle = seen is not None and case.q_len == case.kv_len and not options.get("window")
 
     def fused():
         with torch.inference_mode():
-            return _from_torch(torch, torch.nn.functional.scaled_dot_product_attention(
+            return from_torch(torch, torch.nn.functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=None if triangle else mask, is_causal=triangle, scale=scale,
                 enable_gqa=grouped))
 
     return fused
 
 
-def _to_torch(torch, array):
+def import_torch(threads):
+    """torch, with its number of threads set."""
+    try:
+        import torch
+    except ImportError as error:
+        raise Unsupported("not installed") from error
+    torch.set_num_threads(threads)
+    return torch
+
+
+def to_torch(torch, array):
+    """The array as a tensor that shares its memory."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
-def _from_torch(torch, tensor):
+def from_torch(torch, tensor):
+    """The tensor as an array that shares its memory."""
     if tensor.dtype == torch.bfloat16:
         from ml_dtypes import bfloat16
 
@@ -159,9 +180,11 @@ def _from_torch(torch, tensor):
 
 def setup_onnxruntime(case, arrays, options, threads):
     """The standard operator Attention (opset 23)."""
-    _only(options, "causal", "scale")
+    _only(options, "causal", "scale", "mask", "bias")
     _fits(case, arrays, 6 if arrays[0].dtype == np.float64 else 3)      # as measured with onnxruntime 1.32
-    return onnxmodels.standard(case, arrays, visible(case, options), _scale(case, options), wanted(options), threads)
+    added = next((options[name] for name in ("mask", "bias") if name in options), None)
+    scale = _scale(case, options)
+    return onnxmodels.standard(case, arrays, visible(case, options), added, scale, wanted(options), threads)
 
 
 def setup_onnxruntime_mha(case, arrays, options, threads):
@@ -175,6 +198,11 @@ def setup_onnxruntime_mha(case, arrays, options, threads):
     return onnxmodels.multi_head(case, arrays, visible(case, options), _scale(case, options), threads)
 
 
+def setup_scipy(case, arrays, options, threads):
+    """It has the softmax alone (`attnc.bench.links`)."""
+    raise Unsupported("has no attention")
+
+
 # The order of the report's columns. A contender is named by module and function, so that its process can find it.
 CONTENDERS = {
     "attnc": f"{__name__}:setup_attnc",
@@ -183,4 +211,7 @@ CONTENDERS = {
     "torch": f"{__name__}:setup_torch",
     "onnxruntime": f"{__name__}:setup_onnxruntime",
     "onnxruntime-mha": f"{__name__}:setup_onnxruntime_mha",
+    "openvino": "attnc.bench.compilers:setup_openvino",
+    "jax": "attnc.bench.compilers:setup_jax",
+    "scipy": f"{__name__}:setup_scipy",
 }

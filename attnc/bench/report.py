@@ -1,5 +1,15 @@
 """What was measured as a Markdown table, and the comparison of two runs."""
 
+LIMITS = {
+    "fma": "Limit \"fma\": the peak of multiply-and-adds; for bfloat16 that of its dot products where there are any.",
+    "read": "Limit \"read\": the bandwidth of reading memory. Each call takes the next of so many copies of its inputs "
+            "that no cache holds them.",
+    "weights": "Limit \"weights\": 1.1 x the same call without weights + 1.3 x filling a new array of their shape; "
+               "100% or more is within it.",
+    "plain": "Limit \"plain\": 1.15 x the same call without the mask, 1.25 x without the bias; 100% or more is within "
+             "it.",
+    "stream": "Limit \"stream\": reading the input once (twice where a row is longer than 1 MB) and writing as much.",
+}
 FELL_POINTS = 10    # a share that fell by more than this many points is a regression
 
 
@@ -12,12 +22,61 @@ def speed_table(result: dict) -> str:
         if "failed" in case:
             rows.append([case["name"], f"FAIL: {case['failed']}", *("" for _ in names)])
             continue
-        limit, share = case["limit"]["name"], case["share"]
-        shown, mark = f"{share['median']:.0%} (min {share['min']:.0%}) {limit}", ""
+        shown, mark = "-", ""
+        if "share" in case:
+            limit, share = case["limit"]["name"], case["share"]
+            shown = f"{share['median']:.0%} (min {share['min']:.0%}) {limit}"
         if _disturbed(case, result):
             shown, mark = "disturbed", "~ "
         rows.append([case["name"], shown, *(_ratio(case["contenders"][name], mark) for name in names)])
     return table(header, rows)
+
+
+def regime_table(result: dict) -> str:
+    """A line for each regime, made of all its cases: the range of shares, and the case where another comes nearest."""
+    regimes = {}
+    for case in result["cases"]:
+        regimes.setdefault(case["regime"], []).append(case)
+    rows = []
+    for name, found in regimes.items():
+        fair = [case for case in found if "failed" not in case and not _disturbed(case, result)]
+        shares = [case["share"]["median"] for case in fair if "share" in case]
+        limits = dict.fromkeys(case["limit"]["name"] for case in fair if "share" in case)
+        shown = f"{min(shares):.0%} to {max(shares):.0%} of {', '.join(limits)}" if shares else "-"
+        left_out = f", {len(found) - len(fair)} not measured" if len(fair) < len(found) else ""
+        nearest = [_nearest(case) for case in fair if _nearest(case)]
+        rows.append([name, f"{len(found)}{left_out}", shown if len(shares) != 1 else shown.partition(" to ")[2],
+                     *(_shown(each) for each in (min(nearest), max(nearest)))] if nearest else
+                    [name, f"{len(found)}{left_out}", shown, "-", "-"])
+    return table(["regime", "cases", "share of limit", "fastest other / attnc: worst case", "best case"], rows)
+
+
+def _nearest(case) -> tuple | None:
+    """The least ratio of another contender, its name and the case's."""
+    ratios = [(entry["ratio"]["median"], name, case["name"]) for name, entry in case["contenders"].items()
+              if "ratio" in entry and "failed" not in entry]
+    return min(ratios, default=None)
+
+
+def _shown(nearest) -> str:
+    ratio, name, case = nearest
+    return f"{ratio:.2f} {name} ({case})"
+
+
+def detail_table(result: dict) -> str:
+    """The largest error of attnc against what is allowed, and how far the memory of a process rises in a first call."""
+    names = _contenders(result)
+    rows = []
+    for case in result["cases"]:
+        entries = case["contenders"]
+        own = entries.get("attnc", {})
+        error = f"{own['error']:.1e} of {own['tolerance']:.1e}" if own.get("error") is not None else "-"
+        rows.append([case["name"], error, *(_memory(entries[name]) for name in names)])
+    return table(["case", "error of tolerance", *(f"{name}, MB" for name in names)], rows)
+
+
+def _memory(entry) -> str:
+    return f"{entry['memory'] / 1e6:.1f}" if entry.get("memory") is not None and "failed" not in entry else "-"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -36,9 +95,8 @@ def notes(result: dict) -> list[str]:
     lines = ["Share: attnc's rate over the limit measured directly before and after it. Ratio: paired time of the "
              "other over attnc's; above 1, attnc is faster.",
              f"Medians (minima) of {rounds} rounds, {threads} threads, every contender in a process of its own."]
-    if any(case.get("limit", {}).get("name") == "weights" for case in result["cases"]):
-        lines.append("Limit \"weights\": 1.1 x the same call without weights + 1.3 x filling a new array of their "
-                     "shape; 100% or more is within it.")
+    used = {case["limit"]["name"] for case in result["cases"] if "limit" in case}
+    lines += [text for name, text in LIMITS.items() if name in used]
     if result["blas"].get("numpy"):
         lines.append(f"BLAS of NumPy: {', '.join(result['blas']['numpy'])}.")
     if any(_disturbed(case, result) for case in result["cases"]):

@@ -10,11 +10,13 @@ import numpy as np
 
 import attnc
 from attnc.bench import Unsupported, machine
+from attnc.bench.cases import regime
 from attnc.bench.parity import Expected
 from attnc.bench.peers import CONTENDERS
 from attnc.bench.timing import settle
+from attnc.testing import Case
 
-FORMAT = 1
+FORMAT = 2
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -127,16 +129,16 @@ def run(cases, *, contenders: dict[str, str] | None = None, threads: int | None 
 def _measure(case, workers, rounds, seed, progress) -> dict:
     """One case: verify every contender, then let those that are right run in rounds."""
     progress(f"{case.name}: reference")
-    expected = Expected(case, seed)
+    expected = Expected(case, seed) if isinstance(case, Case) else case.expected(seed)
     settle()
     entries, ready, limit = {}, {}, None
     for name, worker in workers.items():
         progress(f"{case.name}: verifying {name}")
         try:
             worker.revive()
-            results = worker.ask("prepare", case, seed, expected.rows, name == "attnc")
+            results, memory = worker.ask("prepare", case, seed, expected.rows, name == "attnc")
             error, tolerance = expected.judge(results)
-            entries[name] = {"error": error if np.isfinite(error) else None, "tolerance": tolerance}
+            entries[name] = {"error": error if np.isfinite(error) else None, "tolerance": tolerance, "memory": memory}
             if not error <= tolerance:
                 raise Failed(f"wrong: error {error:.1e} where {tolerance:.1e} is allowed")
             limit = worker.ask("warm") or limit
@@ -162,10 +164,7 @@ def _measure(case, workers, rounds, seed, progress) -> dict:
 
 def _summary(case, entries, samples, limit) -> dict:
     """The medians and the worst of the rounds, each ratio taken within its round."""
-    options = {name: list(value) if isinstance(value, tuple) else value for name, value in case.options}
-    shape = {name: getattr(case, name) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")}
-    found = {"name": case.name, "dtype": case.dtype, **shape, "options": options, "flops": case.flops,
-             "bytes": case.bytes, "contenders": entries}
+    found = {"name": case.name, "regime": regime(case.name), "dtype": case.dtype, **_sizes(case), "contenders": entries}
     if "failed" in entries["attnc"] or "unsupported" in entries["attnc"]:
         reason = entries["attnc"].get("failed") or entries["attnc"]["unsupported"]
         return {**found, "failed": reason}
@@ -175,11 +174,22 @@ def _summary(case, entries, samples, limit) -> dict:
         entries[name].update(seconds=float(np.median(seconds)), restless=sum(not each["quiet"] for each in rounds))
         if name != "attnc":
             entries[name]["ratio"] = _spread(seconds / own)
+    disturbed = sum(each["disturbed"] for each in samples["attnc"])
+    if limit is None:
+        return {**found, "disturbed": disturbed}
     pairs = [(each["before"], each["after"]) for each in samples["attnc"]]
     rates = np.array([(before["rate"] + after["rate"]) / 2 for before, after in pairs])
     parts = {part: float(np.median([probe[part] for pair in pairs for probe in pair])) for part in pairs[0][0]}
-    disturbed = sum(each["disturbed"] for each in samples["attnc"])
     return {**found, "disturbed": disturbed, "limit": {**limit, **parts}, "share": _spread(limit["work"] / own / rates)}
+
+
+def _sizes(case) -> dict:
+    """What the case is, for a reader of the JSON file."""
+    if not isinstance(case, Case):
+        return case.describe()
+    names = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim", "flops", "bytes")
+    options = {name: list(value) if isinstance(value, tuple) else value for name, value in case.options}
+    return {name: getattr(case, name) for name in names} | {"options": options}
 
 
 def _spread(values) -> dict:

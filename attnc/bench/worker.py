@@ -1,6 +1,7 @@
 """One contender in a process of its own: it prepares a case and times it when told to, over its standard streams."""
 
 import importlib
+import itertools
 import os
 import pickle
 import signal
@@ -8,9 +9,10 @@ import sys
 
 import numpy as np
 
-from attnc.bench import Unsupported
-from attnc.bench.cases import wanted
+from attnc.bench import Unsupported, links, machine
+from attnc.bench.cases import copies, wanted
 from attnc.bench.timing import CROWDED, calibrate, seconds_per_call, settle
+from attnc.testing import Case
 
 RETRIES = 5             # samples of a case that may be taken again: a machine that is always busy stays so
 LONG_SECONDS = 0.1      # a call this long needs no untimed one before it to wake up the threads
@@ -22,6 +24,7 @@ class Contender:
     def __init__(self, setup: str, threads: int):
         module, _, function = setup.partition(":")
         self.setup = getattr(importlib.import_module(module), function)
+        self.link_setup = getattr(links, function, None)
         self.threads = threads
         self.call = self.limit = self.repeat = self.seconds = None
         self.retries = RETRIES
@@ -30,16 +33,22 @@ class Contender:
         """Set the case up and give what it computes in the given query rows, for the caller to verify."""
         self.call = self.limit = self.repeat = None     # lets go of the last case's arrays first
         arrays, options = case.make(seed)
-        self.call = self.setup(case, arrays, options, self.threads)
-        result = self.call()
+        setup = self.setup if isinstance(case, Case) else self.link_setup
+        if setup is None:
+            raise Unsupported("has no such function")
+        calls = [setup(case, each, options, self.threads) for each in copies(case, arrays)]
+        self.call = calls[0] if len(calls) == 1 else _in_turns(calls)
+        with machine.PeakMemory() as self.peak:
+            result = self.call()
         results = result if wanted(options) else (result,)
         chosen = [np.ascontiguousarray(each[..., rows, :]) for each in results]
         if with_limit:
             from attnc.bench.limits import limit_for
 
-            self.limit = limit_for(case, options)(case, arrays, options, self.threads)
+            limit = limit_for(case, options)
+            self.limit = limit and limit(case, arrays, options, self.threads)
         settle()
-        return chosen
+        return chosen, self.peak.bytes
 
     def warm(self):
         """Find out how often to repeat the call in a sample; gives the name and the work of the limit, if asked for."""
@@ -72,6 +81,12 @@ class Contender:
         from attnc.bench.machine import blas
 
         return blas()
+
+
+def _in_turns(calls):
+    """One call after another, so that what one has left in the caches is no use to the next."""
+    turn = itertools.cycle(calls)
+    return lambda: next(turn)()
 
 
 def serve():

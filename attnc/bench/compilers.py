@@ -1,0 +1,104 @@
+"""The contenders that compile a graph: jax and OpenVINO."""
+
+import os
+
+import numpy as np
+
+from attnc.bench import Unsupported, machine
+from attnc.bench.cases import visible, wanted
+
+
+def setup_jax(case, arrays, options, threads):
+    """``jax.nn.dot_product_attention`` under ``jit``, which wants the heads after the length."""
+    if wanted(options):
+        raise Unsupported("cannot return weights")
+    jax = _import_jax(threads)
+    if case.dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+    numpy = jax.numpy
+    query, key, value = (numpy.asarray(np.ascontiguousarray(array.swapaxes(1, 2))) for array in arrays)
+    if query.shape[-1] != value.shape[-1]:
+        raise Unsupported("wants values as deep as keys")
+    mask, bias, scale = options.get("mask"), options.get("bias"), options.get("scale")
+    triangle = bool(options.get("causal")) and case.q_len == case.kv_len and not options.get("window")
+    seen = visible(case, options)
+    if seen is not None and not triangle:
+        mask = seen[None, None]
+    mask, bias = (None if each is None else numpy.asarray(each) for each in (mask, bias))
+
+    @jax.jit
+    def attend(query, key, value):
+        return jax.nn.dot_product_attention(query, key, value, bias, mask, scale=scale, is_causal=triangle)
+
+    return lambda: np.asarray(attend(query, key, value).block_until_ready()).swapaxes(1, 2)
+
+
+def _import_jax(threads):
+    """jax with a pool of so many threads: it makes as many as there are processors that the process may use."""
+    try:
+        import jax
+    except ImportError as error:
+        raise Unsupported("not installed") from error
+    if not hasattr(os, "sched_setaffinity"):
+        if threads < machine.cores():
+            raise Unsupported(f"takes all {machine.cores()} processors")
+        return jax
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:threads])
+    try:
+        jax.devices()                   # the pool is made here
+    finally:
+        os.sched_setaffinity(0, allowed)
+    return jax
+
+
+def setup_openvino(case, arrays, options, threads):
+    """The operation ScaledDotProductAttention of opset 13, compiled for latency with the inputs' own precision."""
+    try:
+        import openvino
+        from openvino import opset13
+    except ImportError as error:
+        raise Unsupported("not installed") from error
+    if wanted(options):
+        raise Unsupported("cannot return weights")
+    if case.dtype in ("float64", "bfloat16"):
+        raise Unsupported(f"computes {case.dtype} in another precision")
+    query, key, value = arrays
+    parameters = [opset13.parameter(array.shape, array.dtype) for array in arrays]
+    heads = [parameters[0], *(_repeated(opset13, node, array.shape, case) for node, array in zip(
+        parameters[1:], (key, value), strict=True))]
+    triangle = bool(options.get("causal")) and case.q_len == case.kv_len and not options.get("window")
+    seen = visible(case, options)
+    added = np.zeros((1, 1, 1, 1), query.dtype)
+    if options.get("bias") is not None:
+        added = options["bias"].astype(query.dtype)
+    if options.get("mask") is not None or (seen is not None and not triangle):
+        added = np.where(seen[None, None] if options.get("mask") is None else options["mask"], 0, -np.inf)
+    scale = opset13.constant(np.array(options.get("scale", case.head_dim ** -0.5), query.dtype))
+    node = opset13.scaled_dot_product_attention(*heads, opset13.constant(added.astype(query.dtype)), scale,
+                                                causal=triangle)
+    model = openvino.Model([node], parameters)
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_PRECISION_HINT": "f16" if case.dtype == "float16" else "f32"}
+    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    for index, array in enumerate(arrays):
+        request.set_input_tensor(index, openvino.Tensor(array, shared_memory=True))
+    out = np.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
+    request.set_output_tensor(0, openvino.Tensor(out, shared_memory=True))
+
+    def call():
+        request.infer()
+        return out
+
+    return call
+
+
+def _repeated(opset, node, shape, case):
+    """Grouped heads side by side: the operation has no groups of its own."""
+    group = case.q_heads // case.kv_heads
+    if group == 1:
+        return node
+    batch, heads, length, dim = shape
+    wide = np.array([batch, heads, group, length, dim], np.int64)
+    node = opset.broadcast(opset.unsqueeze(node, np.int64(2)), wide, broadcast_spec="BIDIRECTIONAL")
+    return opset.reshape(node, np.array([batch, heads * group, length, dim], np.int64), False)

@@ -1,0 +1,214 @@
+"""The links of the chain that are functions of their own, softmax and weighted sum: their cases and contenders.
+
+The contenders have the names and the form of those of `attnc.bench.peers`, which take the cases of attention.
+"""
+
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+import attnc
+from attnc import reference
+from attnc.bench import Unsupported
+from attnc.testing import dtype_of, error_and_tolerance
+
+SHORT = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16"}
+ROWS = 8            # that are verified along the last axis but one, where the softmax does not run along it
+CACHE_BYTES = 1 << 20   # input and output of a call that stays in cache
+WIDE_ROW = 1 << 20  # bytes of a row beyond the second-level cache, which is read a second time
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """A softmax or log-softmax of a whole array along one axis, into an array that is there."""
+
+    shape: tuple
+    axis: int = -1
+    dtype: str = "float32"
+    function: str = "softmax"
+    options: tuple = field(default=(), init=False)
+
+    @property
+    def name(self) -> str:
+        shape = ",".join(map(str, self.shape))
+        return f"{SHORT[self.dtype]} {self.function} {shape}" + ("" if self.axis == -1 else f" axis {self.axis}")
+
+    @property
+    def bytes(self) -> int:
+        """Of the input; the output has as many."""
+        return prod(self.shape) * dtype_of(self.dtype).itemsize
+
+    @property
+    def reads(self) -> int:
+        """How often the input has to come from memory; 0 where it is in cache."""
+        if 2 * self.bytes <= CACHE_BYTES:
+            return 0
+        wide = self.axis == -1 and self.shape[-1] * dtype_of(self.dtype).itemsize > WIDE_ROW
+        return 2 if wide else 1
+
+    def describe(self) -> dict:
+        """Its sizes for the JSON file."""
+        return {"shape": list(self.shape), "axis": self.axis, "bytes": self.bytes}
+
+    def make(self, seed: int):
+        """One array of standard normal numbers, and no options."""
+        random = np.random.default_rng(seed)
+        drawn = np.float64 if self.dtype == "float64" else np.float32
+        return (random.standard_normal(self.shape, drawn).astype(dtype_of(self.dtype), copy=False),), {}
+
+    def expected(self, seed: int) -> "Expected":
+        """What a contender has to give."""
+        (x,), _ = self.make(seed)
+        rows = slice(None)
+        if self.axis == -1:
+            rows = np.unique(np.linspace(0, x.shape[-2] - 1, ROWS).astype(np.intp))
+        function, x = getattr(reference, self.function), x[..., rows, :]
+        wide = np.longdouble if self.dtype == "float64" else np.float64
+        logarithm = _log_softmax(x.astype(wide), self.axis)
+        exact = np.exp(logarithm) if self.function == "softmax" else logarithm
+        return Expected(rows, exact, function(x, self.axis), 1.0 if self.function == "softmax" else abs(exact).max())
+
+
+@dataclass(frozen=True)
+class WeightedSum:
+    """Dense weights times values, over grouped heads."""
+
+    q_heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    value_dim: int
+    dtype: str = "float32"
+    options: tuple = field(default=(), init=False)
+
+    @property
+    def name(self) -> str:
+        value = f"{self.kv_heads},{self.kv_len},{self.value_dim}"
+        return f"{SHORT[self.dtype]} weighted_sum {self.q_heads},{self.q_len},{self.kv_len} x {value}"
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.q_heads * self.q_len * self.kv_len * self.value_dim
+
+    def describe(self) -> dict:
+        """Its sizes for the JSON file."""
+        return {"q_heads": self.q_heads, "kv_heads": self.kv_heads, "q_len": self.q_len, "kv_len": self.kv_len,
+                "value_dim": self.value_dim, "flops": self.flops}
+
+    def make(self, seed: int):
+        """Weights, whose rows sum to 1, and standard normal values; no options."""
+        random = np.random.default_rng(seed)
+        weights = random.random((self.q_heads, self.q_len, self.kv_len), np.float32)
+        weights /= weights.sum(-1, keepdims=True)
+        value = random.standard_normal((self.kv_heads, self.kv_len, self.value_dim), np.float32)
+        return (weights, value), {}
+
+    def expected(self, seed: int) -> "Expected":
+        """What a contender has to give."""
+        (weights, value), _ = self.make(seed)
+        rows = np.unique(np.linspace(0, self.q_len - 1, ROWS).astype(np.intp))
+        weights = weights[:, rows]
+        exact = reference.weighted_sum(weights.astype(np.float64), value.astype(np.float64))
+        return Expected(rows, exact, reference.weighted_sum(weights, value), float(abs(value).max()))
+
+
+def _log_softmax(x, axis):
+    x = x - x.max(axis, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis, keepdims=True))
+
+
+@dataclass
+class Expected:
+    """The exact and the honest result in the rows that are looked at."""
+
+    rows: slice | np.ndarray
+    exact: np.ndarray
+    honest: np.ndarray
+    scale: float
+
+    def judge(self, results) -> tuple[float, float]:
+        """The error and the tolerance of the one result."""
+        (result,) = results
+        return error_and_tolerance(result, self.exact, self.honest, scale=self.scale)
+
+
+# The contenders of peers.py, by the same names.
+
+def setup_attnc(case, arrays, options, threads):
+    """The package itself."""
+    if isinstance(case, WeightedSum):
+        out = np.empty((case.q_heads, case.q_len, case.value_dim), arrays[0].dtype)
+        return lambda: attnc.weighted_sum(*arrays, out=out, num_threads=threads)
+    function, out = getattr(attnc, case.function), np.empty_like(arrays[0])
+    return lambda: function(arrays[0], case.axis, out=out, num_threads=threads)
+
+
+def setup_twin(case, arrays, options, threads):
+    """The NumPy twin."""
+    if isinstance(case, WeightedSum):
+        return lambda: reference.weighted_sum(*arrays)
+    return lambda: getattr(reference, case.function)(arrays[0], case.axis)
+
+
+def setup_numpy(case, arrays, options, threads):
+    """What one writes with NumPy: in place where that is possible."""
+    if isinstance(case, WeightedSum):
+        weights, value = arrays
+        grouped = weights.reshape(case.kv_heads, -1, case.kv_len)
+        out = np.empty((case.kv_heads, grouped.shape[1], case.value_dim), weights.dtype)
+        return lambda: np.matmul(grouped, value, out=out).reshape(case.q_heads, case.q_len, -1)
+    x, stored = arrays[0], arrays[0].dtype
+    work = np.float64 if stored == np.float64 else np.float32
+    out = np.empty(x.shape, work)
+
+    def call():
+        wide = x.astype(work, copy=False)
+        np.subtract(wide, wide.max(case.axis, keepdims=True), out=out)
+        if case.function == "log_softmax":
+            np.subtract(out, np.log(np.exp(out).sum(case.axis, keepdims=True)), out=out)
+        else:
+            np.exp(out, out=out)
+            np.divide(out, out.sum(case.axis, keepdims=True), out=out)
+        return out.astype(stored, copy=False)
+
+    return call
+
+
+def setup_scipy(case, arrays, options, threads):
+    """``scipy.special.softmax`` and ``log_softmax``."""
+    try:
+        from scipy import special
+    except ImportError as error:
+        raise Unsupported("not installed") from error
+    if isinstance(case, WeightedSum) or case.dtype == "bfloat16":
+        raise Unsupported("has no such function or dtype")
+    return lambda: getattr(special, case.function)(arrays[0], axis=case.axis)
+
+
+def setup_torch(case, arrays, options, threads):
+    """``torch.softmax`` and ``log_softmax`` into a tensor that is there; ``torch.matmul``."""
+    from attnc.bench.peers import from_torch, import_torch, to_torch
+
+    torch = import_torch(threads)
+    tensors = [to_torch(torch, array) for array in arrays]
+    if isinstance(case, WeightedSum):
+        weights, value = tensors[0].reshape(case.kv_heads, -1, case.kv_len), tensors[1]
+        out = torch.empty((*weights.shape[:2], case.value_dim))
+        return lambda: torch.matmul(weights, value, out=out).reshape(case.q_heads, case.q_len, -1).numpy()
+    out, function = torch.empty_like(tensors[0]), getattr(torch, case.function)
+    return lambda: from_torch(torch, function(tensors[0], case.axis, out=out))
+
+
+def setup_onnxruntime(case, arrays, options, threads):
+    """The operators Softmax and LogSoftmax; MatMul."""
+    from attnc.bench import onnxmodels
+
+    if isinstance(case, WeightedSum):
+        weights, value = arrays
+        inputs = {"weights": weights.reshape(case.kv_heads, -1, case.kv_len), "value": value}
+        shape = (case.kv_heads, inputs["weights"].shape[1], case.value_dim)
+        call = onnxmodels.node("MatMul", {}, inputs, shape, threads)
+        return lambda: call().reshape(case.q_heads, case.q_len, -1)
+    operator = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}[case.function]
+    return onnxmodels.node(operator, {"axis": case.axis}, {"x": arrays[0]}, case.shape, threads)

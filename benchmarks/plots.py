@@ -1,0 +1,62 @@
+"""Draw GFLOP/s over length and GB/s over decode length, each with this machine's limit as a line, from a result file.
+
+    python -m attnc bench --set lengths --json benchmarks/results/lengths.json
+    python benchmarks/plots.py
+"""
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+RESULT = ROOT / "results" / "lengths.json"
+PANELS = (      # limit, axis of the length, rate of a case per second, unit, title
+    ("fma", "tokens", "flops", "GFLOP/s", "Attention, 8 heads of 64, float32"),
+    ("read", "keys in the cache", "bytes", "GB/s", "One new token, 32 heads on 8 of 128, float32"),
+)
+
+
+def series(result: dict, limit: str, work: str) -> tuple[list, dict]:
+    """Lengths with the limit's rate, and for each contender its (length, rate), rates in units of 1e9 a second."""
+    line, found = [], {}
+    for case in result["cases"]:
+        if case.get("limit", {}).get("name") != limit:
+            continue
+        line.append((case["kv_len"], case["limit"]["rate"] / 1e9))
+        for name, entry in case["contenders"].items():
+            if "seconds" in entry and "failed" not in entry and name != "twin":
+                found.setdefault(name, []).append((case["kv_len"], case[work] / entry["seconds"] / 1e9))
+    return line, found
+
+
+def draw(result: dict, path: Path) -> None:
+    """Both panels into one picture."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    for axes, (limit, tokens, work, unit, title) in zip(figure.subplots(1, 2), PANELS, strict=True):
+        line, found = series(result, limit, work)
+        axes.plot(*zip(*line, strict=True), color="0.35", linestyle="--", label="limit of this machine")
+        for name, points in found.items():
+            own = name == "attnc"
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, linewidth=2.4 if own else 1.2,
+                      color="tab:red" if own else None, zorder=3 if own else 2, label=name)
+        axes.set(xscale="log", title=title, xlabel=tokens, ylabel=unit, ylim=(0, None))
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([length for length, _ in line], [f"{length:,}" for length, _ in line], rotation=35)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)
+    machine = result["machine"]
+    figure.suptitle(f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads", fontsize=9, color="0.35")
+    figure.savefig(path, dpi=110)
+
+
+def main() -> int:
+    draw(json.loads(RESULT.read_text(encoding="utf-8")), ROOT / "plots" / "lengths.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
