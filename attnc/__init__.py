@@ -20,6 +20,7 @@ __all__ = [
     "attention_scores",
     "attention_varlen",
     "attention_weights",
+    "explorer",
     "get_num_threads",
     "isa",
     "log_softmax",
@@ -34,6 +35,14 @@ __all__ = [
 
 
 def __getattr__(name: str):
+    if name == "explorer":      # pictures, and all that they import, come when they are asked for
+        from ._views.explorer import explorer
+
+        return explorer
+    if name == "plot":
+        from importlib import import_module
+
+        return import_module(".plot", __name__)
     if name == "__version__":  # reading the metadata takes longer than the rest of the import
         from .config import version
 

@@ -1,8 +1,9 @@
-"""The command line: ``python -m attnc info``, ``check`` and ``bench``."""
+"""The command line: ``python -m attnc info``, ``check``, ``bench`` and ``view``."""
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,26 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--threads", metavar="N", type=_positive, help="threads for every contender")
     bench.add_argument("--isa", metavar="NAME", help="instruction set to use, as ATTNC_ISA")
     bench.set_defaults(run=_bench)
+
+    view = commands.add_parser("view", help="look at the attention weights in a file", description=(
+        "Show a map of attention weights and the largest weights of a row. FILE holds arrays by name: weights; or "
+        "query and key, with any option of attnc.AttentionWeights; and tokens, if there are any."))
+    view.add_argument("file", metavar="FILE.npz", type=Path)
+    view.add_argument("--head", metavar="H", type=_place, help="head, or layer,head; otherwise the mean over all")
+    view.add_argument("--row", metavar="N", type=int, help="row whose largest weights are listed")
+    view.add_argument("--top", metavar="N", type=_positive, default=8, help="how many of them (default 8)")
+    view.add_argument("--html", metavar="OUT.html", type=Path, help="write a page to explore in a browser, all heads")
+    view.add_argument("--plot", metavar="OUT.png", type=Path,
+                      help="write a figure (needs matplotlib): of the head, or of all side by side")
+    view.set_defaults(run=_view)
     return parser
+
+
+def _place(text: str) -> int | tuple[int, ...]:
+    parts = text.split(",")
+    if not 1 <= len(parts) <= 2 or not all(part.strip().isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"a head, or layer,head, not {text!r}")
+    return int(text) if len(parts) == 1 else tuple(map(int, parts))
 
 
 def _positive(text: str) -> int:
@@ -62,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         return subprocess.call(command, env=os.environ | {"ATTNC_ISA": isa})
     try:
         return options.run(options)
-    except (ValueError, OSError) as error:
+    except (ValueError, TypeError, ImportError, OSError) as error:
         print(f"{error}", file=sys.stderr)
         return 2
     except runner.Failed as error:
@@ -122,6 +142,40 @@ def _bench(options) -> int:
     found = report.regressions(old, result) if old else []
     print(*(f"FAIL {line}" for line in found), sep="\n", end="\n" if found else "")
     return 0 if result["passed"] and not found else 1
+
+
+def _view(options) -> int:
+    from attnc._views import files, terminal
+
+    source, tokens, key_tokens = files.read(options.file)
+    out = sys.stdout
+    colour = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    encoding = out.encoding or "ascii"
+    text = terminal.show(source, tokens, key_tokens, head=options.head, row=options.row, top=options.top, colour=colour,
+                         columns=shutil.get_terminal_size().columns, ascii=not _writes(encoding, terminal.SIGNS))
+    print(text.encode(encoding, "replace").decode(encoding))
+    if options.html:
+        attnc.explorer(source, tokens, key_tokens=key_tokens, path=options.html, row=options.row,
+                       title=options.file.stem)
+        print(f"\n{options.html}: open it in a browser")
+    if options.plot:
+        _plot(options, source, tokens, key_tokens)
+        print(f"\n{options.plot}: written")
+    return 0
+
+
+def _plot(options, source, tokens, key_tokens):
+    one = options.head is not None or source.shape[0] * source.shape[1] == 1
+    drawn = (attnc.plot.heatmap(source, tokens, key_tokens=key_tokens, head=options.head).figure if one
+             else attnc.plot.heads(source))
+    drawn.savefig(options.plot, dpi=150)
+
+
+def _writes(encoding, text) -> bool:
+    try:
+        return bool(text.encode(encoding))
+    except UnicodeEncodeError:
+        return False
 
 
 def _earlier(file: Path, pattern: str | None) -> dict:

@@ -15,8 +15,8 @@ from attnc import reference
 
 FOLDER = Path(attnc.__file__).parent
 MODULES = sorted(path for path in FOLDER.rglob("*.py"))
-# about the machine, not about numbers
-WITHOUT_TWIN = {"get_num_threads", "isa", "set_num_threads", "show_config", "threads"}
+# about the machine or pictures, not about numbers
+WITHOUT_TWIN = {"explorer", "get_num_threads", "isa", "set_num_threads", "show_config", "threads"}
 TWINS = sorted(name for name in attnc.__all__ if inspect.isfunction(getattr(attnc, name)) and name not in WITHOUT_TWIN)
 
 
@@ -108,6 +108,8 @@ MAY_IMPORT = {
     "testing": {"_checks", "masks", "reference", "results"},
     "datasets": set(),
     "weights": {"reference"},
+    "_views": {"_checks", "_views", "weights"},
+    "plot": {"_checks", "_views", "attention", "plot"},
 }
 TOP = {"__init__", "__main__", "bench", "integrations"}     # may import anything; nobody imports them
 
@@ -152,6 +154,8 @@ def test_examples(path, isa):
     parts = path.relative_to(FOLDER.parent).with_suffix("").parts
     if "integrations" in parts:
         pytest.importorskip(parts[2])
+    if "plot" in parts:
+        pytest.importorskip("matplotlib")
     module = importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     with np.printoptions(legacy=False):
         result = doctest.testmod(module, extraglobs={"np": np})

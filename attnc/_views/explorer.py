@@ -1,0 +1,195 @@
+"""One HTML file to explore attention weights in a browser, without the network and without the matrix."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from .._checks import integer
+from .colours import ramp
+from .source import load
+from .tokens import check_bins, check_tokens
+
+CODE_BITS = 24              # of a key and its weight together
+MAX_KEYS = 2**16            # leaves 8 bits for the weight
+MAX_TOP = 64
+
+
+def explorer(weights, tokens=None, *, key_tokens=None, path=None, mask=None, bins=None, top=None, row=None,
+             title="Attention weights"):
+    """Make one self-contained HTML page in which weights can be looked at, head by head and row by row.
+
+    An overview of all heads, ordered by layer or by a statistic; the pooled map of one; for the row under the pointer
+    or chosen by the arrow keys its largest weights as words and numbers, its entropy, and the shares of the sink and of
+    the first key apart. The file needs no network; it follows the light or dark setting of its reader.
+
+    Parameters
+    ----------
+    weights : array (..., heads, q_len, kv_len), AttentionWeights, or a list of these, one a layer
+        Axes before the heads are layers. Lazy weights are swept tile by tile: the matrix is never built.
+    tokens : list of str, optional
+        Names of the queries, and of the keys too where there are as many; in any script. Sub-word marks are taken off.
+    key_tokens : list of str, optional
+        Names of the keys, where they are others.
+    path : str or path-like, optional
+        File to write; it appears whole or not at all.
+    mask : bool array that broadcasts to the weights, optional
+        For arrays: True where a key is allowed. Without it a weight of exactly 0 counts as not allowed.
+    bins : int or (row_bins, col_bins), optional
+        Cells of each map; by default the lengths, at most 96 each. A cell is one byte.
+    top : int, optional
+        Largest weights kept for each row, 8 by default and 64 at most. Each takes three bytes: the index of the key in
+        as many bits as it needs, the square root of the weight in the rest (15 bits for 512 keys, where a weight is off
+        by less than 0.00004).
+    row : int, optional
+        The row that is shown first; 0 by default, negative ones count from the end.
+    title : str
+        Heading of the page.
+
+    Returns
+    -------
+    Page
+        ``page.html`` is the text, ``page.save(path)`` writes it, and a notebook shows it.
+
+    Raises
+    ------
+    ValueError, TypeError
+        More than 65,536 keys; tokens that do not match the length; bins of 0 or more than the length; layers of
+        different shapes; what is no array of weights.
+    OSError
+        If the file cannot be written.
+
+    Notes
+    -----
+    The size is about 4/3 (bins² + q_len (3 top + 6)) bytes a head: under 5 MB for 12 layers of 12 heads and 512 tokens.
+
+    Examples
+    --------
+    >>> import attnc, attnc.datasets
+    >>> data = attnc.datasets.load("turkish")
+    >>> page = attnc.explorer(attnc.AttentionWeights(data.query, data.key), data.tokens)
+    >>> page.html.startswith("<!DOCTYPE html>"), len(page.html) < 60_000
+    (True, True)
+    """
+    source = load(weights, mask)
+    q_len, kv_len = source.shape[2:]
+    if kv_len > MAX_KEYS:
+        raise ValueError(f"weights must have at most {MAX_KEYS} keys to be explored, got {kv_len}; attnc.plot.heatmap "
+                         "and AttentionWeights.map have no such bound")
+    names = check_tokens("tokens", tokens, q_len, "the queries")
+    key_names = check_tokens("key_tokens", key_tokens, kv_len, "the keys")
+    bins = check_bins(bins, q_len, kv_len, 96)
+    top = min(8 if top is None else integer("top", top, 1, MAX_TOP), kv_len)
+    row = 0 if row is None else integer("row", row, -q_len, q_len - 1) % q_len
+    same = bool(names and not key_names and q_len == kv_len)
+    data = _data(source, bins, top) | {"tokens": names, "keyTokens": key_names, "same": same, "start": row}
+    page = Page(_page(str(title), data), source.shape)
+    if path is not None:
+        page.save(path)
+    return page
+
+
+class Page:
+    """A self-contained HTML page.
+
+    Attributes
+    ----------
+    html : str
+        The whole page.
+    """
+
+    def __init__(self, text, shape):
+        self.html = text
+        self._shape = shape
+
+    def save(self, path) -> Path:
+        """Write the page to `path`, whole or not at all, and return the path."""
+        path = Path(path)
+        # Beside its place and then renamed: nobody ever sees half a file.
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            part.write_text(self.html, encoding="utf-8")
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+        return path
+
+    def __repr__(self):
+        counts = zip(self._shape, ("layer", "head", "query", "key"), strict=True)
+        said = ", ".join(f"{n} {name if n == 1 else {'query': 'queries'}.get(name, name + 's')}" for n, name in counts)
+        return f"Page({said}: {round(len(self.html.encode()) / 1000):,} kB)"
+
+    def _repr_html_(self):
+        return (f'<iframe srcdoc="{html.escape(self.html)}" title="Attention weights" sandbox="allow-scripts" '
+                'style="width:100%;height:800px;border:0"></iframe>')
+
+
+def _data(source, bins, top) -> dict:
+    """Everything that the page knows of the weights."""
+    layers, heads, q_len, kv_len = source.shape
+    pooled, weights, keys, entropy, distance = source.summary(bins, top)
+    nowhere, first = source.no_key(), source.column(0)
+    shares = [first, nowhere if nowhere.any() else None]
+    largest = np.maximum(np.nan_to_num(pooled).max((-1, -2)), np.finfo(np.float32).tiny)
+    levels = 1 + np.round(254 * np.sqrt(np.nan_to_num(pooled) / largest[..., None, None]))
+    levels = np.where(np.isnan(pooled), 0, levels)
+    bits = CODE_BITS - max(1, (kv_len - 1).bit_length())
+    best = _codes(weights, keys, bits)
+    places = [(layer, head) for layer in range(layers) for head in range(heads)]
+    return {
+        "layers": layers, "heads": heads, "rows": q_len, "keys": kv_len, "bins": bins, "top": top, "weightBits": bits,
+        "maps": _text(levels.astype(np.uint8)), "largest": largest.ravel().tolist(),
+        "rowData": [[_text(entropy[at].astype("<f4")), *(share if share is None else _text(_sixteenths(share[at]))
+                                                         for share in shares), _text(best[at])] for at in places],
+        "statistics": _statistics(entropy, distance, first, nowhere, source.diagonal(kv_len - q_len - 1)),
+        "colours": {"light": _text(ramp()), "dark": _text(ramp(dark=True))},
+    }
+
+
+def _statistics(entropy, distance, first, nowhere, previous) -> dict:
+    """For each head the mean over its rows of what heads are told apart by."""
+    found = {
+        "entropy": ("entropy", " nats", 1, entropy), "distance": ("distance", "", 1, distance),
+        "first": ("first key", "share", -1, first), "previous": ("key before", "share", -1, previous),
+        "none": ("no key", "share", -1, nowhere),
+    }
+    if not nowhere.any():
+        del found["none"]
+    return {name: {"label": label, "unit": unit, "sort": sort, "values": _means(rows)}
+            for name, (label, unit, sort, rows) in found.items()}
+
+
+def _means(rows) -> list[float]:
+    """Means over the rows that are no NaN; 0 where there is none."""
+    good = ~np.isnan(rows)
+    return (np.where(good, rows, 0).sum(-1) / np.maximum(good.sum(-1), 1)).round(5).ravel().tolist()
+
+
+def _codes(weights, keys, bits) -> np.ndarray:
+    """Three bytes for each key and weight, lowest first; 0 where there is none."""
+    roots = np.round(np.sqrt(np.clip(np.nan_to_num(weights), 0, 1)) * (2**bits - 1)).astype(np.uint32)
+    codes = np.where((keys >= 0) & (roots > 0), keys.astype(np.uint32) << np.uint32(bits) | roots, 0).astype("<u4")
+    return codes[..., None].view(np.uint8)[..., :3]
+
+
+def _sixteenths(share) -> np.ndarray:
+    return np.round(np.clip(np.nan_to_num(share), 0, 1) * 65535).astype("<u2")
+
+
+def _text(array) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
+
+
+def _page(title, data) -> str:
+    """The page with its style, program and data inside."""
+    html_, css, js = (files(__package__).joinpath(f"page.{kind}").read_text(encoding="utf-8")
+                      for kind in ("html", "css", "js"))
+    # "<" would end the element that holds the data.
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return html_ % {"title": html.escape(title), "css": css, "js": js, "data": text}

@@ -1,0 +1,94 @@
+"""Lazy weights as a source of pictures: every number comes from a sweep over tiles, never from the matrix."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..weights import AttentionWeights
+
+# Every option that says which keys a row may see.
+_WHERE = ("mask", "key_mask", "bias", "causal", "window", "q_offset", "q_segments", "k_segments", "q_lengths",
+          "kv_lengths")
+_FORBIDS = ("mask", "key_mask", "bias", "causal", "window", "q_segments", "q_lengths", "kv_lengths")
+
+
+class Lazy:
+    """Weights that are computed when they are asked for; the methods are those of `source.Dense`."""
+
+    def __init__(self, weights: AttentionWeights):
+        self.lead = weights.shape[:-2]
+        if 0 in weights.shape:
+            raise ValueError(f"weights must not be empty, got shape {weights.shape}")
+        self.shape = (math.prod(self.lead[:-1]), self.lead[-1] if self.lead else 1, *weights.shape[-2:])
+        self.weights = weights
+
+    def only(self, layer, head):
+        return Lazy(self.weights.head(*self._places(layer, head)))
+
+    def _places(self, layer, head):
+        return (*np.unravel_index(layer, self.lead[:-1]), head) if self.lead else ()
+
+    def _shaped(self, array):
+        return np.asarray(array).reshape(*self.shape[:2], *array.shape[len(self.lead):])
+
+    def map(self, bins, reduce):
+        return self._seen(self.weights.map(bins, reduce=reduce), bins)
+
+    def summary(self, bins, k):
+        found = self.weights.summary(topk=k, entropy=True, mean_distance=True, map=bins)
+        return (self._seen(found.map, bins), self._shaped(found.topk.weights), self._shaped(found.topk.indices),
+                self._shaped(found.entropy), self._shaped(found.mean_distance))
+
+    def _seen(self, pooled, bins):
+        """The map with NaN in cells where nothing is allowed."""
+        pooled = self._shaped(pooled)
+        even = self._even()
+        if even is None:
+            return pooled
+        return np.where(even.map(bins, reduce="max").reshape(pooled.shape) > 0, pooled, np.nan)
+
+    def _even(self):
+        """Weights of the same places whose scores are all alike, so that none of them rounds to 0; None if all are."""
+        args = self.weights._a
+        if all(getattr(args, name) is None or getattr(args, name) is False for name in _FORBIDS):
+            return None
+        query, key = (np.zeros((*array.shape[:-1], 1), np.float32) for array in (args.query, args.key))
+        return AttentionWeights(query, key, **{name: getattr(args, name) for name in _WHERE})
+
+    def entropy(self):
+        return self._shaped(self.weights.entropy())
+
+    def mean_distance(self):
+        return self._shaped(self.weights.mean_distance())
+
+    def no_key(self):
+        weights = self.weights
+        if weights._a.sinks is None and weights._given is None:
+            return np.zeros(self.shape[:3])
+        missing = 1 - weights.lost_mass(np.zeros((1, 1), bool)).astype(np.float64)
+        slack = 4 * np.finfo(weights.dtype).eps * self.shape[3] ** 0.5
+        return self._shaped(np.where((missing > slack) & (weights.lse > -np.inf), missing, 0))
+
+    def column(self, key):
+        return self._shaped(self.weights[..., key])
+
+    def diagonal(self, offset, block=64):
+        q_len, kv_len = self.shape[2:]
+        found = np.zeros(self.shape[:3], self.weights.dtype)
+        for start in range(max(0, -offset), min(q_len, kv_len - offset), block):
+            rows = slice(start, min(start + block, q_len, kv_len - offset))
+            square = self._shaped(self.weights[..., rows, rows.start + offset:rows.stop + offset])
+            found[..., rows] = square.diagonal(axis1=-2, axis2=-1)
+        return found
+
+    def row(self, layer, head, row):
+        places = self._places(layer, head)
+        share, even = self.weights[(*places, row)], self._even()
+        if even is None:
+            return share, np.ones(share.shape, bool)
+        return share, even[(*(places or (0,)), row)] > 0
+
+    def key_mass(self):
+        return self._shaped(self.weights.key_mass(normalize=True))

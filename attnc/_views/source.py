@@ -1,0 +1,209 @@
+"""What a picture needs of attention weights, from a dense array or from lazy weights, whose matrix is never built."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._checks import integer
+from .lazy import Lazy
+from .tokens import starts
+
+
+def load(weights, mask=None):
+    """The weights as a source of shape (layers, heads, q_len, kv_len): `Dense`, `Lazy`, or several one above another.
+
+    Parameters
+    ----------
+    weights : array (..., q_len, kv_len), AttentionWeights, or a list of these, one a layer
+        Axes before the heads are layers; two axes are one head of one layer.
+    mask : bool array that broadcasts to the weights, optional
+        True where a key is allowed. Without it, a weight of exactly 0 counts as not allowed; so do the masked places
+        of a numpy.ma array.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If these are no weights: fewer than two axes, an empty axis, no float dtype, negative or above 1.
+    """
+    if isinstance(weights, (Dense, Lazy, Stack)):
+        return weights
+    if isinstance(weights, (list, tuple)) and weights and all(_whole(layer) for layer in weights):
+        parts = [load(layer, mask) for layer in weights]
+        return parts[0] if len(parts) == 1 else Stack(parts)
+    if hasattr(weights, "topk"):
+        if mask is not None:
+            raise ValueError("mask is for dense arrays; lazy weights know their own")
+        return Lazy(weights)
+    return Dense(weights, mask)
+
+
+def _whole(layer) -> bool:
+    return hasattr(layer, "topk") or getattr(layer, "ndim", 0) >= 2
+
+
+def pick(source, head) -> tuple[int, int]:
+    """(layer, head) from an index that is an int where there is one layer, else a pair; None where there is one."""
+    layers, heads = source.shape[:2]
+    if head is None:
+        if layers * heads == 1:
+            return 0, 0
+        raise ValueError(f"head must say which of {heads} heads{f' of {layers} layers' * (layers > 1)} is wanted")
+    if isinstance(head, (tuple, list)):
+        if len(head) != 2:
+            raise ValueError(f"head must be an integer or a pair (layer, head), got {head}")
+        return integer("layer of head", head[0], 0, layers - 1), integer("head", head[1], 0, heads - 1)
+    if layers > 1:
+        raise ValueError(f"head must be a pair (layer, head), since there are {layers} layers; got {head}")
+    return 0, integer("head", head, 0, heads - 1)
+
+
+def check_row(source, row) -> int:
+    """`row` counted from 0; negative ones count from the end, as in NumPy."""
+    q_len = source.shape[2]
+    return integer("row", row, -q_len, q_len - 1) % q_len
+
+
+class Dense:
+    """Weights that are there as an array."""
+
+    def __init__(self, weights, mask=None):
+        hidden = np.ma.getmask(weights) if isinstance(weights, np.ma.MaskedArray) else None
+        weights = np.asarray(weights)
+        if weights.ndim < 2 or weights.size == 0:
+            raise ValueError(f"weights must be (..., q_len, kv_len) and not empty, got shape {weights.shape}")
+        if weights.dtype.kind not in "fV" or (weights.dtype.kind == "V" and weights.dtype.name != "bfloat16"):
+            raise TypeError(f"weights must be floats, got {weights.dtype.name}")
+        allowed = None if hidden is None or hidden is np.ma.nomask else ~hidden
+        if mask is not None:
+            mask = np.asarray(mask)
+            if mask.dtype != bool:
+                raise TypeError(f"mask must be bool, True where a key is allowed, got {mask.dtype.name}")
+            try:
+                allowed = np.broadcast_to(mask, weights.shape)
+            except ValueError:
+                raise ValueError(f"mask must broadcast to the weights, {weights.shape}, got {mask.shape}") from None
+        heads = weights.shape[-3] if weights.ndim > 2 else 1
+        self.shape = (weights.size // (heads * weights.shape[-1] * weights.shape[-2]), heads, *weights.shape[-2:])
+        self.weights = weights.reshape(self.shape)
+        if self.weights.dtype.itemsize < 4:
+            self.weights = self.weights.astype(np.float32)
+        self.allowed = (self.weights != 0) if allowed is None else allowed.reshape(self.shape)
+        if not np.all(self.allowed | (self.weights == 0)):
+            self.weights = np.where(self.allowed, self.weights, 0)
+        low, high = np.nanmin(self.weights, initial=0), np.nanmax(self.weights, initial=0)
+        if low < 0 or high > 1.01:
+            raise ValueError(f"weights must lie between 0 and 1, got {low:.4g} to {high:.4g}; "
+                             "if these are scores, attnc.softmax makes weights of them")
+        # Sums of stored weights miss 1 by their rounding alone; what is missing beyond that went to no key.
+        self._slack = 4 * max(float(np.finfo(np.float32).eps), _eps(weights.dtype)) * self.shape[3] ** 0.5
+
+    def map(self, bins, reduce):
+        """(layers, heads, row bins, column bins): NaN where nothing is allowed."""
+        rows, columns = (starts(length, count) for length, count in zip(self.shape[2:], bins, strict=True))
+        add = np.maximum.reduceat if reduce == "max" else np.add.reduceat
+        pooled = add(add(self.weights, columns, axis=-1, dtype=None), rows, axis=-2, dtype=None)
+        if reduce == "mean":
+            pooled = pooled / np.diff(rows, append=self.shape[2])[:, None]
+        seen = np.logical_or.reduceat(np.logical_or.reduceat(self.allowed, columns, axis=-1), rows, axis=-2)
+        return np.where(seen, pooled, np.nan)
+
+    def only(self, layer, head):
+        """A source of one head."""
+        one = object.__new__(Dense)
+        one.__dict__.update(self.__dict__, shape=(1, 1, *self.shape[2:]))
+        one.weights, one.allowed = (array[layer:layer + 1, head:head + 1] for array in (self.weights, self.allowed))
+        return one
+
+    def summary(self, bins, k):
+        """All that a page shows of rows: map, top weights and keys, entropy, mean distance."""
+        return self.map(bins, "mean"), *self.topk(k), self.entropy(), self.mean_distance()
+
+    def topk(self, k):
+        """The k largest weights of each row and their keys; -1 where there is none."""
+        k = min(k, self.shape[3])
+        last = np.uint64(self.shape[3] - 1)
+        keys = np.empty((*self.shape[:3], k), np.int64)
+        for place in np.ndindex(self.shape[:2]):        # one head at a time: each takes 8 bytes a weight
+            # One integer orders by weight, then by the smaller key: floats that are not negative order as their bits.
+            code = np.float32(self.weights[place]).view(np.uint32).astype(np.uint64) << np.uint64(32)
+            code |= last - np.arange(self.shape[3], dtype=np.uint64)
+            best = -np.sort(-np.partition(code, self.shape[3] - k)[..., -k:].astype(np.int64))
+            keys[place] = int(last) - (best & 0xFFFFFFFF)
+        found = np.take_along_axis(self.allowed, keys, -1)
+        return np.take_along_axis(self.weights, keys, -1), np.where(found, keys, -1)
+
+    def entropy(self):
+        return _entropy(self.weights) + _entropy(self.no_key()[..., None])
+
+    def no_key(self):
+        """The share of each row that went to no key, as with sinks."""
+        missing = 1 - self.weights.sum(-1)
+        return np.where((missing > self._slack) & self.allowed.any(-1), missing, 0)
+
+    def column(self, key):
+        return self.weights[..., key]
+
+    def diagonal(self, offset):
+        """The weight of each row on the key `offset` after its index; 0 where there is none."""
+        at = np.arange(self.shape[2]) + offset
+        there = (at >= 0) & (at < self.shape[3])
+        return np.where(there, self.weights[..., np.arange(self.shape[2]), np.clip(at, 0, self.shape[3] - 1)], 0)
+
+    def row(self, layer, head, row):
+        """The weights of one row, and which keys it may see."""
+        return self.weights[layer, head, row], self.allowed[layer, head, row]
+
+    def mean_distance(self):
+        at = np.arange(self.shape[2])[:, None] + self.shape[3] - self.shape[2]
+        far = np.abs(at - np.arange(self.shape[3]))
+        return (self.weights * far.astype(self.weights.dtype)).sum(-1)
+
+    def key_mass(self):
+        """Mean weight that each key gets from the rows that may see it."""
+        seen = self.allowed.sum(-2)
+        return np.divide(self.weights.sum(-2), seen, out=np.zeros(seen.shape), where=seen > 0)
+
+
+class Stack:
+    """Sources of equal shapes, one a layer."""
+
+    def __init__(self, parts):
+        for part in parts[1:]:
+            if part.shape[1:] != parts[0].shape[1:]:
+                raise ValueError(f"all layers must have the same (heads, q_len, kv_len), got {parts[0].shape[1:]} "
+                                 f"and {part.shape[1:]}")
+        self.parts = parts
+        self.shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+    def __getattr__(self, name):
+        if name not in ("map", "entropy", "no_key", "column", "diagonal", "mean_distance", "key_mass"):
+            raise AttributeError(name)
+        return lambda *arguments: np.concatenate([getattr(part, name)(*arguments) for part in self.parts])
+
+    def summary(self, bins, k):
+        found = (part.summary(bins, k) for part in self.parts)
+        return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))
+
+    def only(self, layer, head):
+        part, layer = self._part(layer)
+        return part.only(layer, head)
+
+    def row(self, layer, head, row):
+        part, layer = self._part(layer)
+        return part.row(layer, head, row)
+
+    def _part(self, layer):
+        """The source that has this layer, and its place in it."""
+        ends = np.cumsum([part.shape[0] for part in self.parts])
+        at = int(np.searchsorted(ends, layer, side="right"))
+        return self.parts[at], layer - int(ends[at]) + self.parts[at].shape[0]
+
+
+def _eps(dtype: np.dtype) -> float:
+    return 2.0**-7 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps)
+
+
+def _entropy(weights: np.ndarray) -> np.ndarray:
+    """-Σ w ln w over the last axis, in nats, where 0 ln 0 is 0."""
+    logs = np.log(np.maximum(weights, np.finfo(weights.dtype).tiny))
+    return np.maximum(-(weights * logs).sum(-1), 0)

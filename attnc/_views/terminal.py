@@ -1,0 +1,135 @@
+"""Weights in a terminal: a pooled map in shaded blocks, and the largest weights of a row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .colours import ramp
+from .source import check_row, pick
+from .tokens import check_bins, check_tokens, shorten, starts, width
+
+BLOCKS, PLAIN = "  ░░▒▒▓▓██", "  ..::++##"      # five shades, two columns each
+HIDDEN = "··", "--"                              # a cell that is not allowed
+BAR = "█▏▎▍▌▋▊▉"
+SIGNS = BLOCKS + BAR + "·×›…“”"                  # what a terminal must be able to write
+LABEL = 14
+
+
+def show(source, tokens=None, key_tokens=None, *, head=None, row=None, top=8, columns=80, colour=False, ascii=False):
+    """The text of a map and one of its rows.
+
+    Parameters
+    ----------
+    source : from `source.load`
+    tokens, key_tokens, head
+        As in `attnc.plot.heatmap`.
+    row : int, optional
+        Which row is listed; by default the one with the largest weight away from the first key.
+    top : int
+        How many of its keys are listed.
+    columns : int
+        Width of the terminal.
+    colour : bool
+        Backgrounds in 256 colours instead of shades.
+    ascii : bool
+        Only ASCII signs, for terminals that have no others.
+
+    Returns
+    -------
+    str
+    """
+    layers, heads, q_len, kv_len = source.shape
+    names = check_tokens("tokens", tokens, q_len, "the queries")
+    keys = check_tokens("key_tokens", key_tokens, kv_len, "the keys")
+    keys = names if keys is None and q_len == kv_len else keys
+    chosen = None if head is None and layers * heads > 1 else pick(source, head)
+    one = source if chosen is None else source.only(*chosen)
+    label = max(map(width, (shorten(name, LABEL) for name in names or [str(q_len - 1)])))
+    most = max((columns - label - 3) // 2, 4)
+    bins = min(check_bins(None, q_len, kv_len, most)[0], 32), check_bins(None, q_len, kv_len, most)[1]
+    pooled = one.map(bins, "mean").reshape(-1, *bins)
+    allowed = ~np.isnan(pooled).all(0)
+    pooled = np.where(allowed, np.nan_to_num(pooled).mean(0), np.nan)
+    row = _telling(pooled, q_len) if row is None else check_row(source, row)
+
+    which = (f"mean of {layers * heads} heads" if chosen is None else
+             f"head {chosen[1]}" if layers == 1 else "layer {}, head {}".format(*chosen))
+    cells = f", {bins[0]} × {bins[1]} cells" if bins != (q_len, kv_len) else ""
+    lines = [f"{which}: {q_len} queries × {kv_len} keys{cells}", ""]
+    lines += _map(pooled, names, label, row, q_len, colour, ascii)
+    lines += [_positions(bins[1], kv_len, label), *_legend(pooled, allowed, columns, colour, ascii), ""]
+    lines += _row(one, row, names, keys, top, columns, ascii)
+    text = "\n".join(line.rstrip() for line in lines)
+    return text.translate(str.maketrans("×›…“”", "x>~''")) if ascii else text
+
+
+def _telling(pooled, q_len):
+    """The row whose bin has the largest weight, the first row and key aside: those are often a sink."""
+    inner = np.nan_to_num(pooled)[1:, 1:]
+    at = 1 + int(inner.max(1).argmax()) if inner.size else 0
+    return int(starts(q_len, len(pooled))[at])
+
+
+def _map(pooled, names, label, row, q_len, colour, ascii):
+    first, largest = starts(q_len, len(pooled)), np.nanmax(pooled, initial=0) or 1.0
+    for at, cells in enumerate(pooled):
+        here = row * len(pooled) // q_len == at
+        start = row if here else first[at]
+        name = shorten(names[start], LABEL) if names else str(start)
+        yield f"{' ' * (label - width(name))}{name} {'›' if here else ' '}" + "".join(
+            _cell(weight, largest, colour, ascii) for weight in cells) + ("\x1b[0m" if colour else "")
+
+
+def _cell(weight, largest, colour, ascii):
+    if np.isnan(weight):
+        return ("\x1b[0m" if colour else "") + HIDDEN[ascii]
+    part = (weight / largest) ** 0.5
+    if not colour:
+        level = round(4 * float(part))
+        return (PLAIN if ascii else BLOCKS)[2 * level:2 * level + 2]
+    red, green, blue = (round(5 * value / 255) for value in ramp(dark=True)[round(255 * part)].tolist())
+    return f"\x1b[48;5;{16 + 36 * red + 6 * green + blue}m  "
+
+
+def _positions(count, kv_len, label):
+    """The positions of keys below their columns, where there is room."""
+    first, text = starts(kv_len, count), ""
+    for at in range(0, count, max(1, -(-(len(str(kv_len)) + 1) // 2) if kv_len > 10 else 1)):
+        text = text.ljust(2 * at) + str(first[at])
+    return " " * (label + 2) + text
+
+
+def _legend(pooled, allowed, columns, colour, ascii):
+    """What shades mean, with fewer steps where there is less room."""
+    largest, end = np.nanmax(pooled, initial=0) or 1.0, "\x1b[0m" if colour else ""
+    steps = (part * part * largest for part in ((0, 0.25, 0.5, 0.75, 1) if columns >= 70 else (0, 0.5, 1)))
+    yield "square-root shades: " + " ".join(f"{_cell(step, largest, colour, ascii)}{end} {step:.2g}" for step in steps)
+    if not allowed.all():
+        yield f"{HIDDEN[ascii]} not allowed"
+
+
+def _row(source, row, names, keys, top, columns, ascii):
+    """The largest weights of one row, averaged over heads where there are several."""
+    layers, heads = source.shape[:2]
+    places = [source.row(layer, head, row) for layer in range(layers) for head in range(heads)]
+    share = np.mean([part for part, _ in places], axis=0, dtype=np.float64)
+    allowed = np.any([seen for _, seen in places], axis=0)
+    nowhere = float(source.no_key()[..., row].mean())
+    kept = np.append(share[allowed], nowhere)
+    kept = kept[kept > 0]
+    entropy = max(-float((kept * np.log(kept)).sum()), 0.0)
+    who = f"row {row}" + (f" “{names[row]}”" if names else "")
+    yield f"{who}: entropy {entropy:.2f} nats, {np.exp(entropy):.1f} effective keys"
+    if nowhere:
+        yield f"  {nowhere:.4f} on no key (sink)"
+    order = np.argsort(-share, kind="stable")
+    order = order[allowed[order]][:top]
+    label = max((width(shorten(keys[at], 2 * LABEL)) for at in order), default=0) if keys else 0
+    room = max(min(columns - label - 22, 40), 4)
+    for at in order:
+        name = shorten(keys[at], 2 * LABEL) if keys else ""
+        eighths = round(8 * room * share[at] / (share[order[0]] or 1))
+        bar = "#" * (eighths // 8) if ascii else "█" * (eighths // 8) + (BAR[eighths % 8] if eighths % 8 else "")
+        yield f"  {name}{' ' * (label - width(name))}  key {at:<6} {share[at]:.4f} {bar}"
+    if not len(order):
+        yield "  it may see no key"

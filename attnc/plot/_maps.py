@@ -1,0 +1,238 @@
+"""Maps of weights: one head, or all of them side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._checks import integer
+from .._views.source import load, pick
+from .._views.tokens import check_bins, check_tokens, starts
+from . import _style
+
+REDUCE = ("mean", "max")
+STATISTICS = {
+    "entropy": ("entropy", "{:.2f} nats"),
+    "distance": ("mean distance", "{:.1f} away"),
+    "first": ("weight on the first key", "{:.0%} on the first key"),
+    "previous": ("weight on the key before", "{:.0%} on the key before"),
+}
+
+
+def check_reduce(reduce):
+    if reduce not in REDUCE:
+        raise ValueError(f"reduce must be 'mean' or 'max', got {reduce!r}")
+    return reduce
+
+
+def heatmap(weights, tokens=None, *, key_tokens=None, head=None, mask=None, bins=None, reduce="mean", norm="sqrt",
+            cmap=None, colorbar=True, numbers=None, ax=None, **imshow):
+    """Draw the weights of one head, or the mean over heads, as a map: a row for each query, a column for each key.
+
+    Parameters
+    ----------
+    weights : array (..., q_len, kv_len) or AttentionWeights
+        Lazy weights are pooled by the kernel first, tile by tile; an array by NumPy.
+    tokens : list of str, optional
+        Names of the queries, and of the keys too where there are as many. Sub-word marks are taken off; labels are
+        thinned to what can be read. Positions without it.
+    key_tokens : list of str, optional
+        Names of the keys, where they are others.
+    head : int or (layer, head), optional
+        Which head. None is the only one, or the mean over all of them (with ``reduce="max"`` the largest).
+    mask : bool array that broadcasts to the weights, optional
+        True where a key is allowed. Without it a weight of exactly 0 in an array counts as not allowed; lazy weights
+        know their own. Places that are not allowed are hatched, whatever the colour of 0.
+    bins : int or (row_bins, col_bins), optional
+        Cells of the map; by default the lengths, at most 256 each.
+    reduce : {"mean", "max"}
+        What a pooled cell shows: the mean over its rows of their weight on all of its keys; or the largest weight.
+    norm : {"sqrt", "log", "linear"} or matplotlib Normalize
+        How weights become colours. The colour bar says it. Linear colours hide all but the largest weights.
+    cmap : optional
+        Any colour map of matplotlib.
+    colorbar : bool
+        Whether to draw it.
+    numbers : bool, optional
+        Whether to write the weights into the cells; by default where there are at most 12 by 12.
+    ax : matplotlib Axes, optional
+        Where to draw; by default a figure of its own.
+    **imshow
+        More options of ``Axes.imshow``.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    ValueError, TypeError
+        For tokens that do not match the length, bins that are 0 or more than the length, a head that is not there.
+
+    Examples
+    --------
+    >>> import attnc.plot, attnc.datasets
+    >>> data = attnc.datasets.load("turkish")
+    >>> weights = attnc.attention_weights(data.query, data.key)
+    >>> ax = attnc.plot.heatmap(weights, data.tokens, head=data.head)
+    >>> ax.get_title()
+    'head 3'
+    """
+    source = load(weights, mask)
+    layers, heads, q_len, kv_len = source.shape
+    tokens, key_tokens = _names(tokens, key_tokens, q_len, kv_len)
+    check_reduce(reduce)
+    bins = check_bins(bins, q_len, kv_len, 256)
+    chosen = None if head is None and layers * heads > 1 else pick(source, head)
+    if chosen is not None:
+        pooled = source.only(*chosen).map(bins, reduce)[0, 0]
+        title = f"layer {chosen[0]}, head {chosen[1]}" if layers > 1 else f"head {chosen[1]}" if heads > 1 else ""
+    else:
+        pooled = _over_heads(source.map(bins, reduce), reduce)
+        title = f"{'mean' if reduce == 'mean' else 'largest'} of {layers * heads} heads"
+    scale, words = _style.norm(norm, np.nanmax(pooled, initial=0))
+    made = ax is None
+    ax = _style.new_axes(ax, figsize=(6.4, 5.6))
+    image = draw(ax, pooled, scale, cmap, **imshow)
+    size = 9 if max(bins) <= 24 else 8
+    width, height = _style.room(ax)
+    # Without a fixed shape of cells, an axes of its own loses about a quarter to labels and the bar.
+    _style.label_axis(ax.yaxis, tokens, starts(q_len, bins[0]), size, height * (0.8 if made else 1))
+    _style.label_axis(ax.xaxis, key_tokens, starts(kv_len, bins[1]), size, width * (0.8 if made else 1))
+    ax.tick_params(axis="x", rotation=90 if key_tokens else 0)
+    ax.set(xlabel="key", ylabel="query")
+    ax.set_title(title, fontsize=11, color=_style.INK)
+    if bins != (q_len, kv_len):
+        of = "mean weight of a row on a cell" if reduce == "mean" else "largest weight in a cell"
+        words = f"{words}\n{of}, {bins[0]} × {bins[1]} cells"
+    if np.isnan(pooled).any():
+        words += "\nhatched: not allowed"
+    if colorbar:
+        _style.bar(ax.figure, image, ax, norm, words, shrink=0.9)
+    if max(bins) <= 12 if numbers is None else numbers:
+        _numbers(ax, image, pooled)
+    return ax
+
+
+def _numbers(ax, image, pooled):
+    for (row, column), weight in np.ndenumerate(pooled):
+        if not np.isnan(weight):
+            text = f"{weight:.2f}".removeprefix("0") if weight >= 0.005 else "0"
+            ax.text(column, row, text, ha="center", va="center", fontsize=7.5,
+                    color=_style.ink_on(image.cmap(image.norm(weight))))
+
+
+def draw(ax, pooled, scale, cmap, **imshow):
+    """The cells of a map; those without a number let the hatching of the axes through."""
+    _style.hatch(ax)
+    _style.frame(ax)
+    options = {"aspect": "auto", "interpolation": "nearest", "cmap": cmap or _style.colours(), "norm": scale} | imshow
+    return ax.imshow(np.ma.masked_invalid(pooled), **options)
+
+
+def _names(tokens, key_tokens, q_len, kv_len):
+    """Names of queries and keys; the keys take those of the queries where there are as many."""
+    names = check_tokens("tokens", tokens, q_len, "the queries")
+    keys = check_tokens("key_tokens", key_tokens, kv_len, "the keys")
+    return names, names if keys is None and q_len == kv_len else keys
+
+
+def _over_heads(pooled, reduce):
+    pooled = pooled.reshape(-1, *pooled.shape[-2:])
+    allowed = ~np.isnan(pooled).all(0)
+    filled = np.nan_to_num(pooled)
+    return np.where(allowed, filled.mean(0) if reduce == "mean" else filled.max(0), np.nan)
+
+
+def statistic(source, name):
+    """One number for each head, (layers, heads): the mean over its rows."""
+    q_len, kv_len = source.shape[2:]
+    if name == "entropy":
+        return source.entropy().mean(-1)
+    if name == "distance":
+        return source.mean_distance().mean(-1)
+    if name == "first":
+        return source.column(0).mean(-1)
+    return source.diagonal(kv_len - q_len - 1).mean(-1)
+
+
+def heads(weights, *, mask=None, order=None, most=None, bins=None, reduce="mean", norm="sqrt", cmap=None, columns=None,
+          figure=None):
+    """Draw a small map of every head, in a grid of layers and heads or ordered by a statistic.
+
+    Parameters
+    ----------
+    weights : array (..., heads, q_len, kv_len), AttentionWeights, or a list of these, one a layer
+        Axes before the heads are layers.
+    mask, reduce, norm, cmap
+        As in `heatmap`. All maps share their colours, which the bar explains.
+    order : {None, "entropy", "distance", "first", "previous"}
+        None keeps the grid. Otherwise the maps are sorted by the mean over rows of: the entropy in nats, smallest
+        first; the distance from a row to the keys it weighs, smallest first; the weight on the first key, largest
+        first; the weight on the key before the row's own position, largest first. Titles give the number.
+    most : int, optional
+        At most so many maps, the first of the order.
+    bins : int or (row_bins, col_bins), optional
+        Cells of each map; by default the lengths, at most 48 each.
+    columns : int, optional
+        Maps in a row of the figure.
+    figure : matplotlib Figure or SubFigure, optional
+        Where to draw; by default a new one.
+
+    Returns
+    -------
+    matplotlib Figure
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `heatmap`, and for an order that is not in the list.
+
+    Examples
+    --------
+    >>> import attnc.plot, attnc.datasets
+    >>> data = attnc.datasets.load("coreference")
+    >>> weights = attnc.attention_weights(data.query, data.key)
+    >>> figure = attnc.plot.heads(weights, order="entropy", most=6)
+    >>> [ax.get_title() for ax in figure.axes][0]
+    'head 5\\n0.83 nats'
+    """
+    source = load(weights, mask)
+    layers, count, q_len, kv_len = source.shape
+    if order is not None and order not in STATISTICS:
+        raise ValueError(f"order must be None or one of {', '.join(map(repr, STATISTICS))}, got {order!r}")
+    most = layers * count if most is None else integer("most", most, 1, _style.MOST)
+    bins = check_bins(bins, q_len, kv_len, 48)
+    shown, texts = _ordered(source, order, min(most, layers * count))
+    if columns is None:
+        columns = count if order is None and layers > 1 else min(len(shown), 6 if len(shown) > 12 else 4)
+    columns = min(integer("columns", columns, 1, _style.MOST), len(shown))
+    lines = -(-len(shown) // columns)
+    side = 1.6 if columns <= 6 else 1.1
+    maps = source.map(bins, check_reduce(reduce))
+    scale, words = _style.norm(norm, np.nanmax(maps, initial=0))
+    figure = _style.new_figure(figure, figsize=(side * columns + 0.9, (side + (0.36 if order else 0.2)) * lines + 0.3))
+    grid = figure.subplots(lines, columns, squeeze=False).ravel()
+    for ax in grid[len(shown):]:
+        ax.remove()
+    for ax, (layer, head), text in zip(grid, shown, texts, strict=False):
+        image = draw(ax, maps[layer, head], scale, cmap)
+        ax.set(xticks=[], yticks=[])
+        ax.set_box_aspect(1)
+        name = f"L{layer} H{head}" if layers > 1 else f"head {head}"
+        ax.set_title(name + text, fontsize=8 if side > 1.2 else 6.5, color=_style.INK, pad=3)
+    if np.isnan(maps).any():
+        words += "; hatched: not allowed"
+    _style.bar(figure, image, list(grid[:len(shown)]), norm, words, size=8, aspect=35, pad=0.01)
+    return figure
+
+
+def _ordered(source, order, most):
+    """The (layer, head) of each map and what its title adds."""
+    layers, count = source.shape[:2]
+    pairs = [(layer, head) for layer in range(layers) for head in range(count)]
+    if order is None:
+        return pairs[:most], [""] * most
+    values = statistic(source, order)
+    sign = 1 if order in ("entropy", "distance") else -1
+    pairs.sort(key=lambda pair: sign * values[pair])
+    return pairs[:most], ["\n" + STATISTICS[order][1].format(values[pair]) for pair in pairs[:most]]

@@ -1,0 +1,160 @@
+"""Bars: what one row weighs, and what each key receives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._checks import integer
+from .._views.source import check_row, load, pick
+from .._views.tokens import shorten
+from . import _style
+from ._maps import _names
+
+
+def row(weights, row, tokens=None, *, key_tokens=None, head=None, mask=None, most=10, ax=None):
+    """Draw one row of weights as bars, largest first, each starting where the one before ends: their running sum.
+
+    The title gives the entropy of the row in nats and its exponential, the number of effective keys.
+
+    Parameters
+    ----------
+    weights : array (..., q_len, kv_len) or AttentionWeights
+    row : int
+        Which query; negative ones count from the end.
+    tokens, key_tokens, head, mask
+        As in `heatmap`; a head must be named where there are several.
+    most : int
+        So many keys get a bar; the others share one. Weight that went to no key (sinks) has its own.
+    ax : matplotlib Axes, optional
+        Where to draw; by default a figure of its own.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `heatmap`, and for a row out of range.
+
+    Examples
+    --------
+    >>> import attnc.plot, attnc.datasets
+    >>> data = attnc.datasets.load("turkish")
+    >>> weights = attnc.attention_weights(data.query, data.key)
+    >>> ax = attnc.plot.row(weights, data.rows[0], data.tokens, head=data.head)
+    >>> [label.get_text() for label in ax.get_yticklabels()][:2]
+    ['kitabı', 'ediyor']
+    """
+    source = load(weights, mask)
+    layer, head = pick(source, head)
+    row = check_row(source, row)
+    names, keys = _names(tokens, key_tokens, *source.shape[2:])
+    share, allowed = source.row(layer, head, row)
+    share = share.astype(np.float64)
+    order = np.argsort(-share, kind="stable")
+    order = order[allowed[order]][:integer("most", most, 1, _style.MOST)]
+    nowhere = float(source.no_key()[layer, head, row])
+    others = int(allowed.sum()) - len(order)
+    rest = max(float(share[allowed].sum() - share[order].sum()), 0.0)
+
+    labels = [_label(keys, at) for at in order]
+    shares, colours = [*share[order]], [_style.STRONG] * len(order)
+    if others:
+        labels.append(f"{others} other key{'s' * (others > 1)}")
+        shares.append(rest)
+        colours.append(_style.GREY)
+    if nowhere:
+        labels.append("no key (sink)")
+        shares.append(nowhere)
+        colours.append(_style.WARM)
+
+    ax = _style.new_axes(ax, figsize=(6.4, 1.1 + 0.3 * max(len(labels), 3)))
+    _style.frame(ax)
+    at, ends = np.arange(len(labels)), np.cumsum(shares)
+    ax.barh(at, ends, height=0.64, color=_style.PAPER)
+    ax.barh(at, shares, left=ends - shares, height=0.64, color=colours)
+    for y, part, end in zip(at, shares, ends, strict=True):
+        ax.text(1.02, y, f"{part:.4f}", va="center", fontsize=9, color=_style.INK)
+        ax.text(1.28, y, f"{end:.1%}", va="center", ha="right", fontsize=9, color=_style.SOFT)
+    ax.text(1.02, -0.85, "weight", fontsize=9, color=_style.SOFT)
+    ax.text(1.28, -0.85, "sum", fontsize=9, ha="right", color=_style.SOFT)
+    ax.set_yticks(at, [_style.plain(label) for label in labels], fontsize=9.5, **_style.font(labels))
+    ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"], fontsize=8.5)
+    ax.tick_params(axis="x", labelcolor=_style.SOFT)
+    ax.set(xlim=(0, 1.29), ylim=(len(labels) - 0.45, -0.6))
+    ax.vlines([0.25, 0.5, 0.75, 1], -0.6, len(labels) - 0.4, color="white", linewidth=0.8)
+    kept = np.concatenate([share[allowed], [nowhere]])
+    kept = kept[kept > 0]
+    entropy = float(-(kept * np.log(kept)).sum()) + 0.0
+    who = f"“{names[row]}”" if names else f"row {row}"
+    ax.set_title(_style.plain(f"{who}: entropy {entropy:.2f} nats, as {np.exp(entropy):.1f} keys of equal weight"),
+                 fontsize=10.5, color=_style.INK, loc="left", pad=18, **_style.font([who]))
+    return ax
+
+
+def _label(keys, at):
+    return shorten(keys[at], _style.LABEL) if keys else f"key {at}"
+
+
+def key_mass(weights, tokens=None, *, head=None, mask=None, name=3, ax=None):
+    """Draw how much weight each key receives: the mean over the rows that may see it.
+
+    Parameters
+    ----------
+    weights : array (..., q_len, kv_len) or AttentionWeights
+    tokens : list of str, optional
+        Names of the keys.
+    head : int or (layer, head), optional
+        Which head; None is the mean over all of them.
+    mask
+        As in `heatmap`.
+    name : int
+        So many of the largest are named over their bars, where the axis cannot name all keys.
+    ax : matplotlib Axes, optional
+        Where to draw; by default a figure of its own.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `heatmap`.
+
+    Examples
+    --------
+    >>> import attnc.plot, attnc.datasets
+    >>> data = attnc.datasets.load("coreference")
+    >>> weights = attnc.attention_weights(data.query, data.key)
+    >>> attnc.plot.key_mass(weights, data.tokens).get_ylabel()
+    'mean weight received'
+    """
+    source = load(weights, mask)
+    layers, heads, _, kv_len = source.shape
+    keys = _names(None, tokens, *source.shape[2:])[1]
+    integer("name", name, 0, _style.MOST)
+    mass = source.key_mass()
+    mass = mass.mean((0, 1)) if head is None else mass[pick(source, head)]
+    ax = _style.new_axes(ax, figsize=(7, 3))
+    _style.frame(ax)
+    ax.grid(axis="y", color=_style.PAPER, linewidth=1)
+    ax.set_axisbelow(True)
+    few = kv_len <= 64
+    at = np.arange(kv_len)
+    if few:
+        ax.bar(at, mass, width=0.72, color=_style.BAR)
+    else:
+        ax.fill_between(at, mass, step="mid", color=_style.BAR, linewidth=0)
+    ax.set(xlim=(-0.6, kv_len - 0.4), ylim=(0, 1.18 * (np.nanmax(mass, initial=0) or 1.0)), xlabel="key",
+           ylabel="mean weight received")
+    _style.label_axis(ax.xaxis, keys, at, 8.5, _style.room(ax)[0])
+    ax.tick_params(axis="x", rotation=90 if keys else 0)
+    if not few or len(ax.get_xticks()) < kv_len:
+        for key in np.argsort(-mass, kind="stable")[:name]:
+            ax.annotate(_style.plain(_label(keys, key)), (key, mass[key]), xytext=(3, 3),
+                        textcoords="offset points", fontsize=8.5, color=_style.INK, **_style.font(_label(keys, key)))
+    shown = f"mean of {layers * heads} heads" if head is None and layers * heads > 1 else ""
+    ax.set_title(shown, fontsize=11, color=_style.INK)
+    return ax

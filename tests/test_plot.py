@@ -1,0 +1,341 @@
+"""Figures: what is drawn is what was computed, labels can be read, nothing global changes."""
+
+import re
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import attnc
+import attnc.datasets
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+from matplotlib import pyplot  # noqa: E402
+
+from attnc import plot  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    pyplot.close("all")
+
+
+@pytest.fixture(scope="module")
+def data():
+    return attnc.datasets.load("turkish")
+
+
+@pytest.fixture(scope="module")
+def weights(data):
+    return attnc.attention_weights(data.query, data.key)
+
+
+def cells(ax):
+    [image] = ax.images
+    return image.get_array()
+
+
+def texts(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def overlaps(labels):
+    """Whether any two texts of an axis cover each other, as drawn."""
+    boxes = [label.get_window_extent() for label in labels if label.get_text()]
+    return any(a.overlaps(b) for a, b in pairwise(boxes))
+
+
+def inside(figure):
+    """The texts that do not lie within the figure: none."""
+    figure.canvas.draw()
+    whole = figure.bbox.padded(2)
+    axes = [one for ax in figure.axes for one in (ax, *ax.child_axes)]
+    unseen = {label for ax in axes for axis in (ax.xaxis, ax.yaxis) for tick in (*axis.majorTicks, *axis.minorTicks)
+              for label in (tick.label1, tick.label2)
+              if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())}
+    found = [text for text in figure.findobj(matplotlib.text.Text) if text.get_visible() and text.get_text().strip()]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in found if text not in unseen]
+    return [name for name, box in boxes if not (whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0
+                                                and box.y1 <= whole.y1)]
+
+
+# Maps
+
+def test_a_heatmap_draws_the_weights_of_a_head(weights, data):
+    ax = plot.heatmap(weights, data.tokens, head=3)
+    np.testing.assert_array_equal(cells(ax), weights[3])
+    assert [label.get_text() for label in ax.get_yticklabels()][:3] == ["<s>", "Ayşe", "kitabı"]
+    assert ax.get_title() == "head 3" and (ax.get_xlabel(), ax.get_ylabel()) == ("key", "query")
+    assert inside(ax.figure) == []
+    assert texts(ax)[:2] == [f"{w:.2f}".removeprefix("0") for w in weights[3, 0, :2]]
+
+
+def test_a_heatmap_without_a_head_is_the_mean_or_the_largest(weights):
+    np.testing.assert_allclose(cells(plot.heatmap(weights)), weights.mean(0), rtol=1e-6)
+    ax = plot.heatmap(weights, reduce="max")
+    np.testing.assert_array_equal(cells(ax), weights.max(0))
+    assert ax.get_title() == "largest of 12 heads"
+
+
+@pytest.mark.parametrize(("norm", "said"), [
+    ("sqrt", "square-root colours"), ("log", "log colours"), ("linear", "weight")])
+def test_the_bar_says_how_weights_become_colours(weights, norm, said):
+    ax = plot.heatmap(weights, head=0, norm=norm)
+    bar = ax.figure.axes[1]
+    assert said in bar.get_ylabel()
+    half = weights[0].max() / 4
+    if norm == "sqrt":
+        assert np.isclose(ax.images[0].norm(half), 0.5)
+        labels = [float(label.get_text()) for label in bar.get_yticklabels()]
+        np.testing.assert_allclose(labels, bar.get_yticks(), rtol=5e-3)
+        assert labels[0] == 0 and np.isclose(labels[-1], weights[0].max(), rtol=5e-3)
+    assert inside(ax.figure) == []
+
+
+def test_what_is_not_allowed_is_hatched_and_a_weight_of_zero_is_not():
+    weights, mask = np.array([[1, 0.0], [0.5, 0.5]]), np.array([[True, True], [True, True]])
+    assert not np.ma.getmaskarray(cells(plot.heatmap(weights, mask=mask))).any()
+    ax = plot.heatmap(weights)
+    assert np.ma.getmaskarray(cells(ax)).tolist() == [[False, True], [False, False]]
+    assert ax.patch.get_hatch() and "hatched: not allowed" in ax.figure.axes[1].get_ylabel()
+    ax.figure.canvas.draw()
+    pixels = np.asarray(ax.figure.canvas.buffer_rgba())[..., :3].astype(int)
+    height = len(pixels)
+
+    def patch(column, row):
+        """The pixels in the middle of a cell."""
+        (x0, y0), (x1, y1) = ax.transData.transform([(column - 0.4, row + 0.4), (column + 0.4, row - 0.4)]).astype(int)
+        return pixels[height - y1:height - y0, x0:x1].reshape(-1, 3)
+
+    hidden, zero = patch(1, 0), np.round(255 * np.array(ax.images[0].cmap(0.0)[:3]))
+    assert len(np.unique(hidden, axis=0)) > 1 and np.abs(hidden - zero).sum(1).min() > 30
+
+
+def test_a_long_map_is_pooled_and_its_labels_do_not_overlap(seed):
+    query, key = np.random.default_rng(seed).standard_normal((2, 700, 8))
+    W = attnc.AttentionWeights(query, key, causal=True)
+    dense = np.asarray(W)
+    for tokens in (None, [f"▁word{i}" for i in range(700)]):
+        ax = plot.heatmap(W, tokens, bins=(70, 100))
+        ax.figure.canvas.draw()
+        np.testing.assert_allclose(cells(ax)[69, 7], dense[690:, 49:56].sum(1).mean(), rtol=1e-6)
+        assert "70 × 100 cells" in ax.figure.axes[1].get_ylabel()
+        assert len(ax.get_yticklabels()) > 8 and not overlaps(ax.get_yticklabels())
+        assert len(ax.get_xticklabels()) > 5 and not overlaps(ax.get_xticklabels())
+        assert inside(ax.figure) == []
+    assert cells(plot.heatmap(W)).shape == (256, 256)
+
+
+def test_labels_tell_the_first_position_of_their_bin(seed):
+    query, key = np.random.default_rng(seed).standard_normal((2, 300, 4))
+    ax = plot.heatmap(attnc.attention_weights(query, key), [f"t{i}" for i in range(300)], bins=50)
+    for place, label in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True):
+        assert label.get_text() == f"t{-(-int(place) * 300 // 50)}"
+
+
+def test_an_axes_of_ones_own_and_options_of_imshow(weights):
+    figure, (left, right) = pyplot.subplots(1, 2)
+    assert plot.heatmap(weights, head=1, ax=right, cmap="magma", colorbar=False, aspect="equal") is right
+    assert len(figure.axes) == 2 and not left.images
+    assert right.images[0].cmap.name == "magma" and right.get_aspect() == 1.0
+
+
+def test_heads_are_ordered_by_a_statistic(weights):
+    entropy = -(weights.astype(float) * np.log(weights)).sum(-1).mean(-1)
+    figure = plot.heads(weights, order="entropy", most=5)
+    titles = [ax.get_title() for ax in figure.axes[:5]]
+    assert titles == [f"head {head}\n{entropy[head]:.2f} nats" for head in np.argsort(entropy)[:5]]
+    for name, sign, values in (("first", -1, weights[..., 0].mean(-1)),
+                               ("previous", -1, weights.diagonal(-1, -2, -1).sum(-1) / 11)):
+        order = np.argsort(sign * values, kind="stable")
+        figure = plot.heads(weights, order=name)
+        assert [int(ax.get_title().split()[1]) for ax in figure.axes[:12]] == order.tolist()
+        np.testing.assert_array_equal(cells(figure.axes[0]), weights[order[0]])
+    assert inside(figure) == []
+
+
+def test_heads_of_layers_keep_their_grid_and_share_their_colours(weights):
+    figure = plot.heads([weights[:4], weights[4:8], weights[8:]])
+    maps = figure.axes[:12]
+    assert [ax.get_title() for ax in maps[3:6]] == ["L0 H3", "L1 H0", "L1 H1"]
+    assert {ax.images[0].norm.vmax for ax in maps} == {weights.max()}
+    assert maps[0].get_subplotspec().get_gridspec().ncols == 4
+    assert inside(figure) == []
+
+
+# Bars
+
+def test_a_row_has_its_largest_weights_and_they_add_up(weights, data):
+    ax = plot.row(weights, 5, data.tokens, head=3, most=4)
+    share = np.sort(weights[3, 5].astype(float))[::-1]
+    bars = [bar for bar in ax.patches if bar.get_x() > 0 or bar.get_width() == share[0]]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["kitabı", "ediyor", "okudu", "Ayşe", "7 other keys"]
+    for bar, weight, end in zip(ax.patches[5:], share, np.cumsum(share), strict=False):
+        if bar is not ax.patches[-1]:
+            assert np.isclose(bar.get_width(), weight) and np.isclose(bar.get_x() + bar.get_width(), end)
+    assert bars and np.isclose(ax.patches[-1].get_width(), share[4:].sum())
+    assert {"0.3530", "35.3%", "100.0%"} <= set(texts(ax))
+    assert "“onu”: entropy 1.88 nats" in ax.get_title(loc="left")
+    assert inside(ax.figure) == []
+
+
+def test_a_row_shows_the_sink_apart_and_no_key_that_it_may_not_see(seed):
+    query, key = np.random.default_rng(seed).standard_normal((2, 6, 4))
+    W = attnc.AttentionWeights(query, key, causal=True, sinks=np.array([1.0]))
+    ax = plot.row(W, 2)
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert sorted(labels[:3]) == ["key 0", "key 1", "key 2"] and labels[3:] == ["no key (sink)"]
+    assert np.isclose(ax.patches[-1].get_width(), np.exp(1 - W.lse[2]))
+    entropy = re.search(r"entropy (\S+) nats", ax.get_title(loc="left"))[1]
+    assert entropy == f"{W.entropy()[2]:.2f}"
+    assert len(plot.row(np.zeros((2, 3)), 0).get_yticklabels()) == 0
+
+
+def test_key_mass_is_the_mean_over_rows_that_may_see_the_key(seed):
+    query, key = np.random.default_rng(seed).standard_normal((2, 3, 9, 4))
+    W = attnc.AttentionWeights(query, key, causal=True)
+    wanted = np.asarray(W).sum(-2) / np.arange(9, 0, -1)
+    np.testing.assert_allclose([bar.get_height() for bar in plot.key_mass(W, head=1).patches], wanted[1])
+    ax = plot.key_mass(np.asarray(W), [f"k{i}" for i in range(9)])
+    np.testing.assert_allclose([bar.get_height() for bar in ax.patches], wanted.mean(0))
+    long = plot.key_mass(np.full((2, 300), 1 / 300), [f"k{i}" for i in range(300)])
+    assert texts(long) == ["k0", "k1", "k2"] and inside(long.figure) == []
+
+
+# The chain
+
+def numbers(ax):
+    return [float(text) for text in texts(ax) if re.fullmatch(r"-?\d+\.\d+", text)]
+
+
+def test_the_chain_has_the_numbers_of_every_link(data):
+    query, key, value = data.query[3], data.key[3], data.value[3]
+    figure = plot.explain(data.query, data.key, data.value, row=5, tokens=data.tokens, head=3)
+    raw, scaled, share, values, weighted = figure.axes[:5]
+    weights = attnc.attention_weights(query, key)[5].astype(float)
+    np.testing.assert_allclose(numbers(raw), attnc.attention_scores(query, key, stage="raw")[5], atol=5.1e-4)
+    np.testing.assert_allclose(numbers(scaled), attnc.attention_scores(query, key)[5], atol=5.1e-4)
+    np.testing.assert_allclose(numbers(share), weights, atol=5.1e-5)
+
+    def signed(ax):
+        return np.sign(cells(ax)) * np.square(cells(ax))
+
+    np.testing.assert_allclose(signed(values), value, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(signed(weighted), weights[:, None] * value, rtol=1e-5, atol=1e-7)
+    said = " ".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+    assert "weight of “kitabı” = exp(3.101) / Σ exp(score) = exp(3.101 − 4.142) = 0.3530" in said
+    assert "output = 0.3530 · v(kitabı) + 0.2222 · v(ediyor)" in said and "all weights sum to 1.0000" in said
+    [strip] = [ax for outer in figure.axes for ax in outer.child_axes if ax.images and ax.get_title(loc="left")]
+    np.testing.assert_allclose(signed(strip)[0], attnc.attention(query, key, value)[5], rtol=1e-4, atol=1e-6)
+    assert inside(figure) == []
+
+
+EVERY = {
+    "causal": {"causal": True}, "window": {"window": (4, 0), "q_offset": 1}, "softcap": {"softcap": 0.7, "scale": 0.3},
+    "mask": {"mask": np.random.default_rng(0).random((4, 7, 9)) < 0.7},
+    "key_mask": {"key_mask": np.arange(9) != 2}, "bias": {"bias": np.random.default_rng(1).standard_normal((7, 9))},
+    "alibi": {"alibi_slopes": np.array([0.1, 0.2, 0.4, 0.8])}, "sinks": {"sinks": np.array([1.0, 2, 3, 4])},
+    "segments": {"q_segments": np.arange(7) // 4, "k_segments": np.arange(9) // 5},
+    "lengths": {"q_lengths": 6, "kv_lengths": 5, "causal": True},
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_chain_obeys_every_option_and_groups_of_heads(name, seed):
+    rng = np.random.default_rng(seed)
+    query, key, value = rng.standard_normal((4, 7, 8)), rng.standard_normal((2, 9, 8)), rng.standard_normal((2, 9, 5))
+    wanted = attnc.attention_weights(query, key, **EVERY[name])[2, 4]
+    scores = attnc.attention_scores(query, key, **EVERY[name])[2, 4]
+    figure = plot.explain(query, key, value, row=-3, head=2, **EVERY[name])
+    panels = {ax.get_title(loc="left"): ax for ax in figure.axes}
+    share = numbers(panels["softmax of the scores"])
+    np.testing.assert_allclose(share[:9], wanted, atol=5.1e-5)
+    if name == "sinks":
+        np.testing.assert_allclose(share[9], 1 - wanted.sum(), atol=5.1e-5)
+    last = panels.get("with every option")
+    if last is not None:
+        np.testing.assert_allclose(numbers(last), scores[scores > -np.inf], atol=5.1e-4)
+        assert texts(last).count("not allowed") == (scores == -np.inf).sum()
+    else:
+        assert name == "sinks"
+
+
+def test_many_keys_share_a_line_and_words_may_be_others(data):
+    figure = plot.explain(data.query[3], data.key[3], data.value[3], row=5, tokens=data.tokens, most=3,
+                          words={"title": "“{token}” ne alıyor?", "others": "başka {count} anahtar"})
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["kitabı", "okudu", "ediyor", "başka 8 anahtar"]
+    assert figure.get_suptitle() == "“onu” ne alıyor?"
+    assert inside(figure) == []
+
+
+# What all have in common
+
+CALLS = {
+    "heatmap": lambda w, **options: plot.heatmap(w, **options),
+    "heads": lambda w, **options: plot.heads(w, **options),
+    "row": lambda w, **options: plot.row(w, 0, **{"head": 0} | options),
+    "key_mass": lambda w, **options: plot.key_mass(w, **options),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_global_changes_and_nothing_is_shown(name, weights, monkeypatch):
+    monkeypatch.setattr(pyplot, "show", lambda *a, **k: pytest.fail("shown"))
+    mine, _ = pyplot.subplots()
+    before = dict(matplotlib.rcParams)
+    CALLS[name](weights)
+    assert dict(matplotlib.rcParams) == before
+    assert not mine.axes[0].has_data()
+
+
+@pytest.mark.parametrize(("call", "options", "error", "text"), [
+    ("heatmap", {"tokens": ["a"]}, ValueError, "tokens must be as many as the queries, 11, got 1"),
+    ("heatmap", {"key_tokens": ["a"]}, ValueError, "key_tokens must be as many as the keys"),
+    ("heatmap", {"bins": 0}, ValueError, "bins must be an integer from 1 to 11, got 0"),
+    ("heatmap", {"bins": (12, 1)}, ValueError, "row_bins must be an integer from 1 to 11, got 12"),
+    ("heatmap", {"head": 12}, ValueError, "head must be an integer from 0 to 11, got 12"),
+    ("heatmap", {"head": (0, 1, 2)}, ValueError, "head must be an integer or a pair"),
+    ("heatmap", {"head": 1.5}, TypeError, "head must be an integer"),
+    ("heatmap", {"norm": "cubic"}, ValueError, "norm must be one of 'sqrt', 'log', 'linear'"),
+    ("heatmap", {"reduce": "sum"}, ValueError, "reduce must be 'mean' or 'max'"),
+    ("heads", {"order": "size"}, ValueError, "order must be None or one of 'entropy'"),
+    ("heads", {"most": 0}, ValueError, "most must be an integer from 1"),
+    ("row", {"most": 0}, ValueError, "most must be an integer from 1"),
+    ("row", {"head": None}, ValueError, "head must say which of 12 heads"),
+    ("key_mass", {"tokens": ["a"]}, ValueError, "key_tokens must be as many as the keys|tokens must be as many"),
+])
+def test_bad_input(call, options, error, text, weights):
+    with pytest.raises(error, match=text):
+        CALLS[call](weights, **options)
+    assert pyplot.get_fignums() == []
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ({"row": 11}, "row must be an integer from -11 to 10, got 11"),
+    ({"row": 0, "head": 12}, "head must be an integer from 0 to 11"),
+    ({"row": 0, "head": None}, "head must say which of 12 heads"),
+    ({"row": 0, "words": {"colour": "x"}}, "words has no place for 'colour'"),
+    ({"row": 0, "tokens": ["a"]}, "tokens must be as many as the queries, 11"),
+])
+def test_bad_input_of_the_chain(options, text, data):
+    with pytest.raises(ValueError, match=text):
+        plot.explain(data.query, data.key, data.value, **{"head": 3} | options)
+    with pytest.raises(ValueError, match="got a batch of"):
+        plot.explain(data.query[None], data.key[None], data.value[None], row=0)
+    assert pyplot.get_fignums() == []
+
+
+def test_without_matplotlib_the_error_says_what_to_install(weights, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install attnc\[plot\]"):
+        plot.heatmap(weights, head=0)
+
+
+def test_dollar_signs_are_letters():
+    ax = plot.heatmap(np.eye(2), ["$x$", "$"])
+    ax.figure.canvas.draw()
+    assert inside(ax.figure) == []
