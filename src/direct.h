@@ -63,7 +63,6 @@ INLINE void T(direct_rows)(const int rows, const Params *p, Task *t, const REAL 
 
 static void T(scores_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const REAL *const *q = (const REAL *const *)t->q_rows + r0;
-    t->has_peaks = 1;
 #define ROWS(rows) T(direct_rows)(rows, p, t, q, block)
     ROW_CASES(ROWS)
 #undef ROWS

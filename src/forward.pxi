@@ -182,10 +182,8 @@ cdef void scores(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, Py_ssize_t block,
         tile.scores_direct(p, t, r, n, block)
     else:
         tile.scores(p, t, r, n, kv)
-    if not p.plain:
-        tile.finish_scores(p, t, r, n, block)
-    if seen == PARTIAL:
-        tile.mask(p, t, r, n, block)
+    if not p.plain or seen == PARTIAL:
+        tile.finish_scores(p, t, r, n)
 
 
 cdef void close_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, char* kept) noexcept nogil:

@@ -7,16 +7,26 @@ INLINE void T(and_bools)(uint8_t *restrict allow, const char *restrict m, ix str
     else if (stride != 0) for (ix j = 0; j < n; j++) allow[j] &= m[j * stride] != 0;
 }
 
-/* mask, key_mask, bias = -inf and segments as bytes; returns whether any / all of the part's places are allowed */
+INLINE int T(nowhere_finite)(const REAL *b, ix n) {        /* -inf everywhere; ordinary biases end it at once */
+    for (ix j = 0; j < n; j++)
+        if (b[j] != -INFINITY) return 0;
+    return 1;
+}
+
+/* Mask, key_mask and segments as bytes, and where the bias of each row is; returns whether any place of the part may be
+ * allowed, and in `all` whether all are but for the bias. */
 static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *all) {
     ix first = block * p->block_k;
-    uint8_t any = 0, every = 1;
+    int some = 0, bytes = p->mask.data || p->key_mask.data || p->q_segments.data;
+    *all = 1;
     for (ix r = r0; r < r0 + n; r++) {
         ix i = t->row[r].position, h = t->row[r].head, lo = most(t->row[r].start - first, t->column);
         ix hi = most(lo, least(t->row[r].stop - first, t->columns)), width = hi - lo, from = first + lo;
-        uint8_t *restrict row = t->allow + (r - r0) * p->width, *restrict allow = row + lo;
-        memset(row, 0, t->to);
-        memset(allow, 1, width);
+        uint8_t any = width > 0, every = 1, *restrict row = t->allow + (r - r0) * p->width, *restrict allow = row + lo;
+        if (bytes) {
+            memset(row, 0, t->to);
+            memset(allow, 1, width);
+        }
         if (p->mask.data)
             T(and_bools)(allow, t->mask + i * p->mask.row + h * p->mask.head + from * p->mask.col, p->mask.col, width);
         if (p->key_mask.data) T(and_bools)(allow, t->key_mask + from * p->key_mask.col, p->key_mask.col, width);
@@ -25,26 +35,42 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
             const char *k = t->k_segments + from * p->k_segments.col;
             for (ix j = 0; j < width; j++) allow[j] &= mine >= 0 && *(const int64_t *)(k + j * p->k_segments.col) == mine;
         }
+        if (bytes) {
+            any = 0;
+            for (ix j = 0; j < width; j++) {
+                any |= allow[j];
+                every &= allow[j];
+            }
+            *all &= every && lo == t->column && hi == t->columns;
+        }
         if (p->bias.data) {
             const char *src = t->bias + i * p->bias.row + h * p->bias.head + from * p->bias.col;
-            REAL *copy = P_(bias_rows) + (r - r0) * p->width + lo;
-            const REAL *restrict b = T(row)(src, p->bias.col, p->bias.dtype, width, copy);
+            const REAL *b = T(row)(src, p->bias.col, p->bias.dtype, width, P_(bias_rows) + (r - r0) * p->width + lo);
             t->bias_row[r - r0] = b;
-            for (ix j = 0; j < width; j++) allow[j] &= b[j] != -INFINITY;
+            if (any && !some) any = !T(nowhere_finite)(b, width);
         }
-        for (ix j = 0; j < width; j++) {
-            any |= allow[j];
-            every &= allow[j];
-        }
-        every &= lo == t->column && hi == t->columns;
+        some |= any;
     }
-    *all = every;
-    return any;
+    return some;
+}
+
+/* Ask for what the next group of rows reads of mask and bias at the keys of the panel at column j. */
+static void T(prefetch_places)(const Params *p, const Task *t, ix r0, ix j) {
+    const Array *m = &p->mask, *b = &p->bias;
+    ix first = t->first_key + j;
+    __asm__ volatile("");                     /* else the compiler sees a function without effect, and leaves the call out */
+    for (ix r = r0; r < least(r0 + GROUP_ROWS, t->rows); r++) {
+        ix i = t->row[r].position, h = t->row[r].head;
+        if (m->data) __builtin_prefetch(t->mask + i * m->row + h * m->head + first * m->col);
+        if (b->data)
+            for (ix k = 0; k < PANEL * b->col; k += 64) __builtin_prefetch(t->bias + i * b->row + h * b->head + first * b->col + k);
+    }
 }
 
 /* Cut the block to the columns that some row of the group sees, and say what is to be masked in it. */
 static int T(classify)(const Params *p, Task *t, ix r0, ix n, ix block) {
     ix first = block * p->block_k, last = most(first, least(first + p->block_k, t->lengths.kv_length));
+    t->first_key = first;
     ix start = PTRDIFF_MAX, stop = 0, inner_start = 0, inner_stop = PTRDIFF_MAX;
     for (ix r = r0; r < r0 + n; r++) {
         inner_start = most(inner_start, t->row[r].start);
@@ -61,8 +87,7 @@ static int T(classify)(const Params *p, Task *t, ix r0, ix n, ix block) {
     }
     t->from = t->column / PANEL * PANEL;
     t->to = round_up(t->columns, LANES);
-    /* a plain product is cut to the exact columns as it is stored; a finished score must be masked there afterwards */
-    int full = inner_start <= first + t->from && inner_stop >= first + (p->plain ? t->columns : t->to);
+    int full = inner_start <= first + t->from && inner_stop >= first + t->columns;     /* what is behind is cut in any case */
     t->choose = 0;
     if (p->arrays) {
         int all;

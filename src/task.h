@@ -33,8 +33,7 @@ typedef struct {
     void *o;                             /* [row][value_stride] sum of weighted values */
     void *apart_o;                       /* the same for values kept apart, times 2**-32 */
     void *row_max, *alpha, *block_max;   /* [row], [6], with keep: [block][row] */
-    void *peaks;                         /* [6][vector] lanewise maxima of the scores in hand, if has_peaks */
-    int has_peaks;
+    void *peaks;                         /* [6][vector] lanewise maxima of the scores in hand */
     double *row_sum;
     void *final_max;                     /* [row] of a second pass: the maximum (or given lse) and the inverse sum */
     double *inverse;
@@ -48,6 +47,7 @@ typedef struct {
 
     /* the part of a block in hand: exact columns [column, columns), computed ones [from, to) in whole vectors */
     ix column, columns, from, to;
+    ix first_key;                        /* of the block */
     int choose;                          /* allow holds the places of this part */
 } Task;
 

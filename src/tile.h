@@ -84,7 +84,8 @@ INLINE void T(scores_tile)(const int dot, const int rows, const int vectors, con
 /* A rounding error grows with the length of a chain of additions: a deep product is a sum of chains of this length. */
 enum { T(CHAIN) = 256 };
 
-INLINE void T(scores_rows)(const int dot, const int rows, const Params *p, const Task *t, const REAL *const *q_rows, const REAL *k) {
+INLINE void T(scores_rows)(const int dot, const int rows, const Params *p, const Task *t, ix next, const REAL *const *q_rows,
+                           const REAL *k) {
     const REAL *q[GROUP_ROWS];
     VEC peak[GROUP_ROWS];
     ix from = 0, depth, depths = dot ? ceil_div(p->head_dim, 2) : p->head_dim;
@@ -96,6 +97,7 @@ INLINE void T(scores_rows)(const int dot, const int rows, const Params *p, const
             REAL *s = P_(s) + j;
             ix vectors = least(PANEL, t->to - j) / LANES;
             const REAL *panel = k + j * depths + from * PANEL;
+            if (p->arrays && from == 0) T(prefetch_places)(p, t, next, j);
 #define TILE(vectors) T(scores_tile)(dot, rows, vectors, q, panel, depth, from == 0, j + PANEL < t->to ? every : tail, s, \
                                               p->width, peak)
             VECTOR_CASES(TILE)
@@ -116,55 +118,68 @@ INLINE void T(prefetch_group)(const Params *p, const Task *t, ix r0) {
 
 INLINE void T(scores_group)(const int dot, const Params *p, Task *t, ix r0, ix n, Packed kv) {
     const REAL *const *q = (const REAL *const *)t->q_rows + r0, *k = kv.keys;
-    t->has_peaks = 1;
     T(prefetch_group)(p, t, r0 + n);
-#define ROWS(rows) T(scores_rows)(dot, rows, p, t, q, k)
+#define ROWS(rows) T(scores_rows)(dot, rows, p, t, r0 + n, q, k)
     ROW_CASES(ROWS)
 #undef ROWS
 }
 
-/* What is not a plain product: scale, softcap, bias, alibi, in this order. */
-static void T(finish_scores)(const Params *p, Task *t, ix r0, ix n, ix block) {
-    const REAL cap = (REAL)p->softcap;
-    t->has_peaks = 0;
-    for (ix r = r0; r < r0 + n; r++) {
-        REAL *s = P_(s) + (r - r0) * p->width;
-        const REAL *b = t->bias_row[r - r0];
-        for (ix j = t->from; j < t->to; j += LANES) {
-            VEC x = V(load)(s + j) * V(set1)((REAL)p->scale);
-            if (cap > 0) x = V(set1)(cap) * V(tanh)(x / V(set1)(cap));
-            V(store)(s + j, x);
-        }
-        ix first = block * p->block_k, lo = most(t->row[r].start - first, t->column);
-        ix hi = least(t->row[r].stop - first, t->columns);
-        if (p->bias.data)
-            for (ix j = lo; j < hi; j++) s[j] += b[j - lo];
-        if (p->slopes.data) {
-            REAL slope;
-            ix position = saturating_add(t->row[r].position, t->lengths.offset);
-            memcpy(&slope, p->slopes.data + batch_offset(&p->slopes, &p->batch, t->batch) + t->row[r].head * p->slopes.head, sizeof slope);
-            for (ix j = t->column; j < t->columns; j++) s[j] += -slope * (REAL)fabs((double)position - (double)(first + j));
-        }
-    }
+/* Alibi: -slope times the distance, which is exact before it is rounded to REAL. */
+static void T(add_alibi)(const Params *p, const Task *t, ix r, REAL *s) {
+    REAL slope;
+    ix position = saturating_add(t->row[r].position, t->lengths.offset);
+    memcpy(&slope, p->slopes.data + batch_offset(&p->slopes, &p->batch, t->batch) + t->row[r].head * p->slopes.head, sizeof slope);
+    for (ix j = t->column; j < t->columns; j++)
+        s[j] += -slope * (REAL)fabs((double)position - (double)(t->first_key + j));
 }
 
-/* Places that are not allowed become -inf by selection, whatever the product there is. */
-static void T(mask)(const Params *p, Task *t, ix r0, ix n, ix block) {
-    const VEC never = V(set1)(-INFINITY);
-    ix first = block * p->block_k;
-    t->has_peaks = 0;
+/* The scores of a row in one pass, and their lanewise maximum. With `finish`: scale, softcap and bias (b, from column lo). With
+ * `select`: places that are not allowed become -inf, whatever the product there is. */
+INLINE VEC T(finish_row)(const int finish, const int select, const Params *p, const Task *t, ix lo, ix hi, const uint8_t *allow,
+                         const REAL *b, REAL *s) {
+    const VEC never = V(set1)(-INFINITY), scale = V(set1)((REAL)p->scale), cap = V(set1)((REAL)p->softcap);
+    VEC peak = never;
+    for (ix j = t->from; j < t->to; j += LANES) {
+        const int whole = j >= lo && j + LANES <= hi;
+        ix skip = 0, stop = LANES;
+        if (!whole) skip = least(most(lo - j, 0), LANES), stop = least(most(hi - j, 0), LANES);
+        VEC x = V(load)(s + j);
+        if (finish) x *= scale;
+        if (finish && p->softcap > 0) x = cap * V(tanh)(x / cap);
+        if (finish && b) {
+            VEC y;
+            if (whole) y = V(loadu)(b + j - lo);
+            else {
+                REAL edge[LANES] = {0};
+                for (ix i = skip; i < stop; i++) edge[i] = b[j + i - lo];
+                y = V(loadu)(edge);
+            }
+            x = V(unless_equal)(x + y, y, never);
+        }
+        if (select && t->choose) x = V(keep_bytes)(x, allow + j, never);
+        else if (select && !whole) x = V(keep_bits)(x, ((1u << stop) - 1) & ~((1u << skip) - 1), never);
+        peak = V(max)(x, peak);
+        V(store)(s + j, x);
+    }
+    return peak;
+}
+
+/* From products to the scores that enter the softmax: scale, softcap, bias, alibi in this order, then the selection. */
+static void T(finish_scores)(const Params *p, Task *t, ix r0, ix n) {
     for (ix r = r0; r < r0 + n; r++) {
         REAL *s = P_(s) + (r - r0) * p->width;
+        const REAL *b = p->bias.data ? t->bias_row[r - r0] : NULL;
         const uint8_t *allow = t->allow + (r - r0) * p->width;
-        ix lo = t->row[r].start - first, hi = t->row[r].stop - first;
-        for (ix j = t->from; j < t->to; j += LANES) {
-            if (t->choose) V(store)(s + j, V(keep_bytes)(V(load)(s + j), allow + j, never));
-            else if (j < lo || j + LANES > hi) {
-                ix skip = least(most(lo - j, 0), LANES), stop = least(most(hi - j, 0), LANES);
-                unsigned bits = ((1u << stop) - 1) & ~((1u << skip) - 1);
-                V(store)(s + j, V(keep_bits)(V(load)(s + j), bits, never));
-            }
+        ix lo = most(t->row[r].start - t->first_key, t->column), hi = least(t->row[r].stop - t->first_key, t->columns);
+        VEC peak;
+        if (p->plain) peak = T(finish_row)(0, 1, p, t, lo, hi, allow, NULL, s);
+        else if (!p->slopes.data) peak = T(finish_row)(1, 1, p, t, lo, hi, allow, b, s);
+        else {
+            T(finish_row)(1, 0, p, t, lo, hi, allow, b, s);
+            T(add_alibi)(p, t, r, s);
+            peak = T(finish_row)(0, 1, p, t, lo, hi, allow, NULL, s);
         }
+        V(store)(P_(peaks) + (r - r0) * LANES, peak);
     }
 }
 
@@ -172,14 +187,6 @@ static void T(mask)(const Params *p, Task *t, ix r0, ix n, ix block) {
 
 /* The steps run over all rows of a group side by side: six independent chains hide the latency of the polynomial, and
  * there is one loop to leave instead of six (8.1 -> 5.9 cycles a vector of 16 at block_k 512 on Zen 5). */
-INLINE void T(maxima)(const int rows, const REAL *s, ix stride, ix from, ix to, REAL *peaks) {
-    VEC peak[GROUP_ROWS];
-    UNROLL for (int r = 0; r < rows; r++) peak[r] = V(set1)(-INFINITY);
-    for (ix j = from; j < to; j += LANES)
-        UNROLL for (int r = 0; r < rows; r++) peak[r] = V(max)(V(load)(s + r * stride + j), peak[r]);
-    UNROLL for (int r = 0; r < rows; r++) V(store)(peaks + r * LANES, peak[r]);
-}
-
 INLINE void T(powers)(const int dot, const int rows, REAL *s, uint16_t *halves, ix stride, ix from, ix to, const REAL *shift, VEC c,
                       double *total) {
     VEC sum[GROUP_ROWS];
@@ -201,11 +208,6 @@ INLINE void T(softmax_group)(const int dot, const Params *p, Task *t, ix r0, ix 
     const VEC c = V(set1)((REAL)p->c);
     REAL *s = P_(s), *row_max = P_(row_max) + r0, *alpha = P_(alpha), *peaks = P_(peaks), shift[GROUP_ROWS];
     double total[GROUP_ROWS];
-    if (!t->has_peaks) {                      /* the scores have changed since they were computed */
-#define ROWS(rows) T(maxima)(rows, s, p->width, t->from, t->to, peaks)
-        ROW_CASES(ROWS)
-#undef ROWS
-    }
     for (ix r = 0; r < n; r++) {
         REAL top = V(largest)(V(load)(peaks + r * LANES)), new = top > row_max[r] ? top : row_max[r];
         alpha[r] = row_max[r] == new ? 0 : row_max[r] - new;
@@ -280,6 +282,7 @@ static void T(add_apart)(const Params *p, Task *t, ix r0, ix n, ix block, const 
         for (ix r = r0; r < r0 + n; r++) {
             if (first + j < t->row[r].start || first + j >= t->row[r].stop) continue;
             if (t->choose && !t->allow[(r - r0) * p->width + j]) continue;
+            if (p->bias.data && ((const REAL *)t->bias_row[r - r0])[j - most(t->row[r].start - first, t->column)] == -INFINITY) continue;
             REAL w = P_(s)[(r - r0) * p->width + j], *o = P_(o) + r * p->value_stride, *big = P_(apart_o) + r * p->value_stride;
             for (ix i = start; i < stop; i++) {
                 REAL v = ((const REAL *)t->line)[i - start];

@@ -18,6 +18,9 @@ INLINE vd vd_zero_below(vd p, vd t, double limit) {
     return (vd)_mm256_and_pd(_mm256_cmp_pd((__m256d)t, _mm256_set1_pd(limit), _CMP_NLT_UQ), (__m256d)p);
 }
 
+INLINE vf vf_unless_equal(vf v, vf a, vf b) { return (vf)_mm256_blendv_ps((__m256)v, (__m256)b, (__m256)(a == b)); }
+INLINE vd vd_unless_equal(vd v, vd a, vd b) { return (vd)_mm256_blendv_pd((__m256d)v, (__m256d)b, (__m256d)(a == b)); }
+
 INLINE vf vf_keep_bits(vf v, unsigned bits, vf other) {
     vfi lane = {1, 2, 4, 8, 16, 32, 64, 128};
     return (vf)_mm256_blendv_ps((__m256)other, (__m256)v, (__m256)((lane & (int32_t)bits) != 0));

@@ -20,6 +20,14 @@ INLINE vd vd_zero_below(vd p, vd t, double limit) {
     return (vd)_mm512_maskz_mov_pd(_mm512_cmp_pd_mask((__m512d)t, _mm512_set1_pd(limit), _CMP_NLT_UQ), (__m512d)p);
 }
 
+/* v, but b in the lanes where a == b */
+INLINE vf vf_unless_equal(vf v, vf a, vf b) {
+    return (vf)_mm512_mask_mov_ps((__m512)v, _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ), (__m512)b);
+}
+INLINE vd vd_unless_equal(vd v, vd a, vd b) {
+    return (vd)_mm512_mask_mov_pd((__m512d)v, _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_EQ_OQ), (__m512d)b);
+}
+
 /* lanes of v where the bit of `bits` (or the byte) is set, `other` elsewhere */
 INLINE vf vf_keep_bits(vf v, unsigned bits, vf other) { return (vf)_mm512_mask_mov_ps((__m512)other, (__mmask16)bits, (__m512)v); }
 INLINE vd vd_keep_bits(vd v, unsigned bits, vd other) { return (vd)_mm512_mask_mov_pd((__m512d)other, (__mmask8)bits, (__m512d)v); }

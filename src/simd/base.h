@@ -19,6 +19,9 @@ INLINE vd vd_round(vd a) { return (a + ROUND_F64) - ROUND_F64; }
 INLINE vf vf_zero_below(vf p, vf t, float limit) { return (vf)((vfi)p & ~(t < limit)); }
 INLINE vd vd_zero_below(vd p, vd t, double limit) { return (vd)((vdi)p & ~(t < limit)); }
 
+INLINE vf vf_unless_equal(vf v, vf a, vf b) { return vf_choose(a == b, b, v); }
+INLINE vd vd_unless_equal(vd v, vd a, vd b) { return vd_choose(a == b, b, v); }
+
 INLINE vf vf_keep_bits(vf v, unsigned bits, vf other) {
     vfi lane = {1, 2, 4, 8};
     return vf_choose((lane & (int32_t)bits) != 0, v, other);

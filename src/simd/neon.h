@@ -27,6 +27,9 @@ INLINE vd vd_zero_below(vd p, vd t, double limit) {
     return (vd)vbicq_u64((uint64x2_t)p, vcltq_f64((float64x2_t)t, vdupq_n_f64(limit)));
 }
 
+INLINE vf vf_unless_equal(vf v, vf a, vf b) { return (vf)vbslq_f32((uint32x4_t)(a == b), (float32x4_t)b, (float32x4_t)v); }
+INLINE vd vd_unless_equal(vd v, vd a, vd b) { return (vd)vbslq_f64((uint64x2_t)(a == b), (float64x2_t)b, (float64x2_t)v); }
+
 INLINE vf vf_keep_bits(vf v, unsigned bits, vf other) {
     uint32x4_t yes = vtstq_u32((uint32x4_t){1, 2, 4, 8}, vdupq_n_u32(bits));
     return (vf)vbslq_f32(yes, (float32x4_t)v, (float32x4_t)other);
