@@ -2,9 +2,10 @@
 
 from ._isa import isa
 from .attention import attention, attention_scores, attention_weights, weighted_sum
+from .backward import attention_backward, log_softmax_backward, softmax_backward
 from .config import show_config
 from .masks import alibi_slopes
-from .results import AttentionResult
+from .results import AttentionGradients, AttentionResult
 from .softmax import log_softmax, softmax
 from .states import AttentionState, merge_states
 from .threads import get_num_threads, set_num_threads, threads
@@ -12,11 +13,13 @@ from .varlen import attention_varlen
 from .weights import AttentionWeights, rollout
 
 __all__ = [
+    "AttentionGradients",
     "AttentionResult",
     "AttentionState",
     "AttentionWeights",
     "alibi_slopes",
     "attention",
+    "attention_backward",
     "attention_scores",
     "attention_varlen",
     "attention_weights",
@@ -24,11 +27,13 @@ __all__ = [
     "get_num_threads",
     "isa",
     "log_softmax",
+    "log_softmax_backward",
     "merge_states",
     "rollout",
     "set_num_threads",
     "show_config",
     "softmax",
+    "softmax_backward",
     "threads",
     "weighted_sum",
 ]

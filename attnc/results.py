@@ -92,3 +92,23 @@ class SparseWeights:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shape}, {len(self.data)} of {math.prod(self.shape)} kept)"
+
+
+class AttentionGradients:
+    """Gradients as attributes, one for each name in ``want=``: ``query``, ``key``, ``value``, ``bias``, ``sinks``.
+
+    Parameters
+    ----------
+    **wanted : ndarray
+        Each of the shape and dtype of what it is the gradient of.
+
+    Examples
+    --------
+    >>> AttentionGradients(query=np.zeros((2, 8)), key=np.zeros((3, 8)))
+    AttentionGradients(query (2, 8), key (3, 8))
+    """
+
+    def __init__(self, **wanted: np.ndarray):
+        self.__dict__.update(wanted)
+
+    __repr__ = AttentionResult.__repr__

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import _call, _isa
+from . import _call
 from ._checks import SoftmaxArgs, softmax_args
-from .threads import resolve
 
 
 def softmax(x, axis=-1, *, where=None, out=None, num_threads=None) -> np.ndarray:
@@ -60,35 +59,5 @@ def log_softmax(x, axis=-1, *, where=None, out=None, num_threads=None) -> np.nda
 def _run(a: SoftmaxArgs, logarithm: bool) -> np.ndarray:
     out = np.empty(a.x.shape, a.dtype) if a.out is None else a.out
     where = None if a.where is None else np.broadcast_to(a.where, a.x.shape)
-    axes = a.axes
-    if not axes:  # each element is its own row
-        views = [None if array is None else array[..., None] for array in (a.x, out, where)]
-    elif len(axes) == 1:
-        views = [None if array is None else np.moveaxis(array, axes[0], -1) for array in (a.x, out, where)]
-    else:
-        views = [None if array is None else _joined(array, axes) for array in (a.x, out, where)]
-    x, target, where = views = _neighbours_last(*views)
-    codes = tuple([0 if array is None else _call.code(array.dtype) for array in views])
-    count, explicit = resolve(a.num_threads)
-    _isa.kernels.softmax((_call.bits(x), _call.bits(target), where), codes, x.shape[:-1], x.shape[-1],
-                         _call.code(a.acc), logarithm, count, explicit)
-    if len(axes) > 1 and not np.may_share_memory(target, out):  # joining the axes took a copy
-        moved = np.moveaxis(out, axes, range(-len(axes), 0))
-        moved[...] = target.reshape(moved.shape)
+    _call.run_rows((a.x, out, where, None), a, logarithm)
     return out
-
-
-def _neighbours_last(x: np.ndarray, out: np.ndarray, where: np.ndarray | None) -> list:
-    """The order of rows that the kernels like: where a row's elements lie apart, rows that are neighbours are last."""
-    views = [x, out, where]
-    if x.strides[-1] != x.itemsize and x.itemsize in x.strides[:-2]:
-        axis = x.strides.index(x.itemsize)
-        views = [None if array is None else np.moveaxis(array, axis, -2) for array in views]
-    return views
-
-
-def _joined(array: np.ndarray, axes: tuple) -> np.ndarray:
-    """The axes moved to the end and joined into one, as a view where the strides allow it."""
-    moved = np.moveaxis(array, axes, range(-len(axes), 0))
-    rest = moved.shape[:moved.ndim - len(axes)]
-    return moved.reshape(*rest, int(np.prod(moved.shape[len(rest):])))

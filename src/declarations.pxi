@@ -118,7 +118,7 @@ cdef extern from "tiles.h" nogil:
     const Sizes SIZES
 
     ctypedef struct RowOp:
-        Array x, out, where
+        Array x, out, where, y
         Batch batch
         Py_ssize_t rows, n, columns, strip
         int type, logarithm
@@ -148,6 +148,7 @@ cdef extern from "tiles.h" nogil:
         void (*weigh)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t, Packed) noexcept nogil
         void (*softmax_rows)(const RowOp*, Py_ssize_t, Py_ssize_t, void*) noexcept nogil
         void (*softmax_strips)(const RowOp*, Py_ssize_t, Py_ssize_t, void*) noexcept nogil
+        void (*softmax_backward_rows)(const RowOp*, Py_ssize_t, Py_ssize_t, void*) noexcept nogil
 
     const Tile TILES[3]
     Py_ssize_t batch_offset(const Array*, const Batch*, Py_ssize_t) noexcept
@@ -162,7 +163,7 @@ cdef extern from "tiles.h" nogil:
     void fp_leave(fp_state) noexcept
 
 cdef enum:
-    ATTEND, SCORES, WEIGH, WEIGHTS # what a call computes
+    ATTEND, SCORES, WEIGH, WEIGHTS, BACKWARD # what a call computes
 cdef enum:
     ARRAYS = 19
     LSE = 4

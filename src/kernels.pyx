@@ -6,6 +6,7 @@ from libc.string cimport memset
 
 include "declarations.pxi"
 include "forward.pxi"
+include "backward.pxi"
 include "rowwise.pxi"
 include "probes.pxi"
 
@@ -108,13 +109,19 @@ cdef int start(Work* w, int threads, bint explicit) except -1:
     taken = enter_threads(threads if worth_threads(&w.p) else 1, explicit)
     w.p.n_threads = taken
     try:
-        divide(w)
+        if w.mode == BACKWARD:
+            divide_backward(w)
+        else:
+            divide(w)
         w.memory = <char*> aligned_memory(w.bytes)
         if w.memory == NULL:
             raise MemoryError(f"attnc: no memory for {w.bytes} bytes of scratch")
         try:
             with nogil:
-                compute(w)
+                if w.mode == BACKWARD:
+                    compute_backward(w)
+                else:
+                    compute(w)
         finally:
             free_aligned(w.memory)
     finally:
@@ -130,24 +137,27 @@ cdef tuple plan_of(Work* w):
 
 
 def softmax(tuple arrays, tuple dtypes, tuple batch, Py_ssize_t n, int type, bint logarithm, int threads, bint explicit):
-    """Rows of n elements, the last axis of x, out and where (bool or None), over the batch axes."""
+    """Rows of n elements, the last axis of x, out, where (bool or None) and y, over the batch axes.
+
+    With y, the result of an earlier call: x is its gradient, and out receives the gradient of what y was computed from.
+    """
     cdef RowWork work
     cdef RowOp* op = &work.op
     cdef Py_ssize_t shape[64]
     cdef Py_ssize_t i
     cdef Views views
-    cdef Array** targets = [&op.x, &op.out, &op.where]
+    cdef Array** targets = [&op.x, &op.out, &op.where, &op.y]
     memset(&work, 0, sizeof(RowWork))
     memset(&views.held, 0, sizeof(views.held))
     try:
-        for i in range(3):
+        for i in range(4):
             views.held[i] = take(arrays[i], targets[i], &views.view[i], dtypes[i], COL, i == 1)
         op.batch.n, op.batch.shape, op.rows = len(batch), shape, 1
         for i in range(op.batch.n):
             shape[i] = batch[i]
             op.rows *= shape[i]
         op.n, op.type, op.logarithm = n, type, logarithm
-        op.columns = columns_of(op)
+        op.columns = columns_of(op) if op.y.data == NULL else 0
         start_rows(&work, threads, explicit)
     finally:
         close_arrays(&views)

@@ -59,6 +59,7 @@ typedef struct {
 /* A stand-alone softmax: rows of n elements over all other axes. */
 typedef struct {
     Array x, out, where;
+    Array y;                     /* NULL, or the result whose gradient is x: out is the gradient of its input */
     Batch batch;
     ix rows, n;
     ix columns;                  /* that many rows at a time are neighbours in memory while their elements are not; or 0 */

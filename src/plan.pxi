@@ -19,7 +19,7 @@ cdef void prepare(Work* w, int mode) noexcept nogil:
     cdef Params* p = &w.p
     cdef double magnitude = p.scale if p.scale >= 0 else -p.scale
     w.mode = mode
-    p.direct = p.rows <= SIZES.direct_rows and mode != WEIGH
+    p.direct = p.rows <= SIZES.direct_rows and mode not in (WEIGH, BACKWARD)
     w.tile = &TILES[DOT if multiplies_pairs(w) else p.type]
     p.arrays = p.mask.data != NULL or p.key_mask.data != NULL or p.bias.data != NULL or p.q_segments.data != NULL
     # A magnitude that is no ordinary float would leave the exponent without digits: it takes the general path.
@@ -37,7 +37,7 @@ cdef void prepare(Work* w, int mode) noexcept nogil:
 cdef bint multiplies_pairs(const Work* w) noexcept nogil:
     """Whether the products are bfloat16 dot products: the set has them, and all that is multiplied is bfloat16."""
     cdef const Params* p = &w.p
-    return (HAS_DOT and not p.direct and w.mode != WEIGH and p.query.dtype == BF16 and p.key.dtype == BF16
+    return (HAS_DOT and not p.direct and w.mode not in (WEIGH, BACKWARD) and p.query.dtype == BF16 and p.key.dtype == BF16
             and (p.value.data == NULL or p.value.dtype == BF16))
 
 

@@ -80,7 +80,9 @@ cdef void rows_step(RowWork* w, Py_ssize_t i, int thread) noexcept nogil:
     if w.stop:
         return
     state = fp_enter()
-    if w.op.columns:
+    if w.op.y.data != NULL:
+        tile.softmax_backward_rows(&w.op, first, last, w.scratch + thread * w.scratch_bytes)
+    elif w.op.columns:
         tile.softmax_strips(&w.op, first, last, w.scratch + thread * w.scratch_bytes)
     else:
         tile.softmax_rows(&w.op, first, last, w.scratch + thread * w.scratch_bytes)

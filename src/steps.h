@@ -23,6 +23,7 @@ INLINE REAL T(exp2_one)(REAL t) { return V(exp2)(V(set1)(t))[0]; }
 #include "results.h"
 #include "softmax.h"
 #include "softmax_columns.h"
+#include "backward.h"
 
 #undef PANEL
 #undef SUMMED

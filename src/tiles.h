@@ -5,9 +5,9 @@
 #include <float.h>
 #include <math.h>
 
+#include "gradients.h"
 #include "pairs.h"
 #include "sizes.h"
-#include "task.h"
 #include "vmath.h"
 
 /* A value row with an entry this large leaves the product (tile.h): 2**32 of them may be summed without overflow. */
@@ -65,6 +65,7 @@ typedef struct {
     void (*weigh)(const Params *, Task *, ix, ix, ix, Packed);
     void (*softmax_rows)(const RowOp *, ix, ix, void *);
     void (*softmax_strips)(const RowOp *, ix, ix, void *);
+    void (*softmax_backward_rows)(const RowOp *, ix, ix, void *);
 } Tile;
 
 /* `step` names the steps that multiply: those of the type itself, or dot.h's */
@@ -73,7 +74,7 @@ typedef struct {
     scores_direct_##type, finish_scores_##type, softmax_##step, values_##step, values_direct_##type, \
     finish_##type, prefetch_weights_##type, store_kept_##type, \
     store_again_##type, store_under_lse_##type, store_scores_##type, save_state_##type, merge_state_##type, save_row_stats_##type, \
-    load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type, softmax_strips_##type }
+    load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type, softmax_strips_##type, softmax_backward_rows_##type }
 
 static const Tile TILES[] = {                       /* index: Params.type, or DOT */
     TILE(f32, float, VF, sizeof(float), f32),
@@ -83,5 +84,26 @@ static const Tile TILES[] = {                       /* index: Params.type, or DO
 #endif
 };
 enum { DOT = 2, HAS_DOT = BF16_DOT };               /* the tiles for bfloat16 alone, and whether there are any */
+
+/* The steps of backward.h, in the order of an algorithm that uses those above for its scores */
+typedef struct {
+    void (*deltas)(const Params *, const Backward *, Task *, Sweep *);
+    void (*load)(const Params *, const Backward *, Task *, Sweep *);
+    void (*pack)(const Params *, const Backward *, Task *, ix, Sweep *);
+    void (*cap_slopes)(const Params *, const Task *, ix, Sweep *);
+    void (*score_gradients)(const Params *, const Task *, ix, ix, int, Sweep *);
+    void (*clear_unseen)(const Params *, const Task *, ix, ix, Sweep *);
+    void (*add_query)(const Params *, const Backward *, const Task *, ix, ix, void *, Sweep *);
+    void (*add_keys)(const Params *, const Backward *, Task *, ix, int, Sweep *);
+    void (*add_bias)(const Params *, const Backward *, const Task *, ix, ix, ix, Sweep *);
+    void (*store_query)(const Params *, const Backward *, const Task *, void *);
+    void (*store_keys)(const Params *, const Backward *, const Task *, ix, int, Sweep *);
+} BackwardTile;
+
+#define BACKWARD_TILE(type) { \
+    row_deltas_##type, load_backward_##type, pack_backward_##type, cap_slopes_##type, score_gradients_##type, clear_unseen_##type, \
+    add_query_##type, add_keys_##type, add_bias_##type, store_query_sums_##type, store_key_sums_##type }
+
+static const BackwardTile BACKWARD_TILES[] = {BACKWARD_TILE(f32), BACKWARD_TILE(f64)};
 
 #endif

@@ -24,6 +24,7 @@ calls = dict(
     split=lambda: attnc.attention(np.broadcast_to(big(1, 1, 8, 64), (200000, 1, 8, 64)), x[:, :1], x[:, :1]),
     scores=lambda: [attnc.attention_scores(x[:, :2], x[:, :2]) for _ in range(100000)],
     weights=lambda: [attnc.attention_weights(x[:, :2], x[:, :2]) for _ in range(100000)],
+    backward=lambda: attnc.attention_backward(x, x, x, x, x, np.ones(x.shape[:-1], np.float32)),
     softmax=lambda: [attnc.softmax(big(4000, 4000), out=out) for out in [big(4000, 4000)] for _ in range(100000)],
     weighted_sum=lambda: attnc.weighted_sum(np.broadcast_to(big(1, 1, 60000), (1, 400000, 60000)), x[0, :1]),
 )
@@ -44,10 +45,11 @@ print(took)
 """
 
 
-@pytest.mark.parametrize("name", ["attention", "few_rows", "split", "scores", "weights", "softmax", "weighted_sum"])
+@pytest.mark.parametrize("name", ["attention", "backward", "few_rows", "split", "scores", "weights", "softmax",
+                                  "weighted_sum"])
 def test_ctrl_c(python, name, capsys):
     """KeyboardInterrupt comes soon (meant is 0.25 s; asserted what no load can excuse), and the next call is right."""
-    n = 60000 if name in ("attention", "split", "weighted_sum") else 5000
+    n = 60000 if name in ("attention", "backward", "split", "weighted_sum") else 5000
     took = float(python(LONG.format(name=name, n=n), timeout=120))
     with capsys.disabled():
         print(f" [{name}: {1000 * took:.0f} ms]", end="")

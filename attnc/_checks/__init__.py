@@ -1,6 +1,7 @@
 """Every error about an argument is raised here: the fast functions and their reference twins share these checks."""
 
 from .attention import Args, attention_args
+from .backward import BackwardArgs, SoftmaxBackwardArgs, backward_args, softmax_backward_args
 from .options import check_lse
 from .scalars import check_num_threads, integer
 from .stages import SoftmaxArgs, WeightedSumArgs, softmax_args, weighted_sum_args
@@ -9,14 +10,18 @@ from .varlen import VarlenArgs, varlen_args
 
 __all__ = [
     "Args",
+    "BackwardArgs",
     "SoftmaxArgs",
+    "SoftmaxBackwardArgs",
     "VarlenArgs",
     "WeightedSumArgs",
     "attention_args",
+    "backward_args",
     "check_lse",
     "check_num_threads",
     "integer",
     "softmax_args",
+    "softmax_backward_args",
     "states_args",
     "varlen_args",
     "weighted_sum_args",

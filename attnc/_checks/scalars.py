@@ -100,13 +100,13 @@ def check_choice(name: str, value, choices: tuple) -> str:
     return value
 
 
-def check_want(want) -> tuple:
+def check_want(want, names: tuple = WANTED) -> tuple:
     """The names wanted besides the output, each once, in the order asked."""
     if isinstance(want, str):
         want = (want,)
     if not isinstance(want, (tuple, list)):
-        raise TypeError(f"want must be a name or a tuple of names out of {WANTED}, got {describe(want)}")
-    return tuple(dict.fromkeys(check_choice("want", name, WANTED) for name in want))
+        raise TypeError(f"want must be a name or a tuple of names out of {names}, got {describe(want)}")
+    return tuple(dict.fromkeys(check_choice("want", name, names) for name in want))
 
 
 def check_num_threads(num_threads) -> int:

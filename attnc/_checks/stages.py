@@ -48,7 +48,7 @@ class WeightedSumArgs:
 def softmax_args(x, axis, where, out, num_threads) -> SoftmaxArgs:
     """Check the arguments of softmax and log_softmax; `out` may be `x` itself."""
     values = float_array("x", x)
-    axes = _axes(axis, values.ndim)
+    axes = check_axes(axis, values.ndim)
     keep = where
     if where is not None:
         keep = as_array("where", where)
@@ -62,7 +62,7 @@ def softmax_args(x, axis, where, out, num_threads) -> SoftmaxArgs:
     return SoftmaxArgs(values, axes, keep, out, values.dtype, accumulator(values.dtype), num_threads)
 
 
-def _axes(axis, ndim: int) -> tuple:
+def check_axes(axis, ndim: int) -> tuple:
     if axis is None:
         return tuple(range(ndim))
     axes = [_axis(one, ndim) for one in (axis if isinstance(axis, (tuple, list)) else (axis,))]

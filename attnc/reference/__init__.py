@@ -6,6 +6,7 @@ float64 make it an oracle for narrower dtypes; the original inputs make it the y
 
 from ..masks import alibi_slopes
 from ._attention import attention, attention_weights, weighted_sum
+from ._backward import attention_backward, log_softmax_backward, softmax_backward
 from ._scores import attention_scores
 from ._softmax import log_softmax, softmax
 from ._states import merge_states
@@ -16,12 +17,15 @@ __all__ = [
     "AttentionWeights",
     "alibi_slopes",
     "attention",
+    "attention_backward",
     "attention_scores",
     "attention_varlen",
     "attention_weights",
     "log_softmax",
+    "log_softmax_backward",
     "merge_states",
     "rollout",
     "softmax",
+    "softmax_backward",
     "weighted_sum",
 ]

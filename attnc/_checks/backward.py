@@ -1,0 +1,117 @@
+"""Check the arguments of the gradients: those of the forward pass, its results, and what is wanted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .arrays import accumulator, as_array, check_fits, float_array, promoted, saturated
+from .attention import Args, attention_args
+from .options import check_lse, check_sinks
+from .scalars import check_num_threads, check_want
+from .stages import check_axes
+
+GRADIENTS = ("query", "key", "value", "bias", "sinks")
+
+
+@dataclass(slots=True)
+class BackwardArgs:
+    """Checked arguments of attention_backward; the rows' arrays in (..., heads, length, dim) order.
+
+    `args` has no sinks: they are in the lse, as the weights are concerned.
+    """
+
+    args: Args
+    grad_output: np.ndarray
+    output: np.ndarray
+    lse: np.ndarray
+    grad_lse: np.ndarray | None
+    sinks: np.ndarray | None
+    sinks_like: np.ndarray | None
+    want: tuple
+
+    def as_given(self, gradient: np.ndarray) -> np.ndarray:
+        """A gradient of query, key or value in the axes of what the caller gave."""
+        a = self.args
+        return gradient[0] if a.two_d else gradient.swapaxes(-2, -3) if a.layout == "bnhd" else gradient
+
+    def of_sinks(self, delta: np.ndarray) -> np.ndarray:
+        """Gradient of the sinks: the share of each sink times -delta, over all rows; summed in float64 at least."""
+        wide = np.result_type(np.float64, delta.dtype)
+        rows = math.prod(self.args.batch), self.args.q_heads, self.args.q_len
+        lse, delta = (x.reshape(rows).astype(wide) for x in (self.lse, delta))
+        share = np.where(lse == -np.inf, 0, np.exp(self.sinks[:, None] - lse))
+        return -np.where(share == 0, 0, share * delta).sum((0, 2)).reshape(self.sinks_like.shape)
+
+
+def backward_args(grad_output, query, key, value, output, lse, *, sinks, want, grad_lse, **options) -> BackwardArgs:
+    """Check everything; `options` are those of attention but `want` and `out`."""
+    grad_output = float_array("grad_output", grad_output)
+    a = attention_args(query, key, as_array("value", value), **options)
+    names = check_want(want, GRADIENTS)
+    if not names:
+        raise ValueError(f"want is empty; wanted at least one name out of {GRADIENTS}")
+    for name, given in (("bias", a.bias), ("sinks", sinks)):
+        if name in names and given is None:
+            raise ValueError(f"want has {name!r}, but no {name} was given")
+    rows = "the shape of the output"
+    grad_output = _rows(a, _exactly("grad_output", grad_output, a.out_shape, rows))
+    output = _rows(a, _exactly("output", float_array("output", output), a.out_shape, rows))
+    lse = check_lse(lse, a)
+    if grad_lse is not None:
+        grad_lse = saturated(float_array("grad_lse", grad_lse), a.acc)
+        _exactly("grad_lse", grad_lse, a.lse_shape, "the shape of the lse")
+    like = None if sinks is None else float_array("sinks", sinks)
+    return BackwardArgs(a, grad_output, output, lse, grad_lse, None if sinks is None else check_sinks(sinks, a), like,
+                        names)
+
+
+def _exactly(name: str, x: np.ndarray, shape: tuple, what: str) -> np.ndarray:
+    check_fits(name, x.shape, shape, what, exact=len(shape))
+    return x
+
+
+def _rows(a: Args, x: np.ndarray) -> np.ndarray:
+    return x[None] if a.two_d else x.swapaxes(-2, -3) if a.layout == "bnhd" else x
+
+
+def sum_to(x: np.ndarray, shape: tuple) -> np.ndarray:
+    """The gradient of an array of `shape` from that of its broadcast: the sum over the axes that were broadcast."""
+    missing = x.ndim - len(shape)
+    axes = [k for k in range(x.ndim) if k < missing or (shape[k - missing] == 1 and x.shape[k] != 1)]
+    return (x.sum(tuple(axes), keepdims=True) if axes else x).reshape(shape)
+
+
+@dataclass(slots=True)
+class SoftmaxBackwardArgs:
+    """Checked arguments of softmax_backward and log_softmax_backward."""
+
+    grad_output: np.ndarray
+    output: np.ndarray
+    axes: tuple
+    dtype: np.dtype
+    acc: np.dtype
+    num_threads: int | None
+
+
+def softmax_backward_args(grad_output, output, axis, num_threads) -> SoftmaxBackwardArgs:
+    """Check a result of softmax and its gradient, which have one shape."""
+    grad_output, output = float_array("grad_output", grad_output), float_array("output", output)
+    _exactly("grad_output", grad_output, output.shape, "the shape of output")
+    axes = check_axes(axis, output.ndim)
+    dtype = promoted(grad_output.dtype, output.dtype)
+    if num_threads is not None:
+        num_threads = check_num_threads(num_threads)
+    return SoftmaxBackwardArgs(grad_output, output, axes, dtype, accumulator(dtype), num_threads)
+
+
+def full_shape(a: Args, name: str) -> tuple:
+    """Shape of the gradient of query, key or value with all batch axes."""
+    return *a.batch, *getattr(a, name).shape[-3:]
+
+
+def shares_bias(a: Args) -> bool:
+    """Whether several scores have one element of the bias."""
+    return a.bias.size != math.prod(a.batch) * a.q_heads * a.q_len * a.kv_len

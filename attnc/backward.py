@@ -1,0 +1,151 @@
+"""Gradients of attention and of the softmax: arguments checked, results allocated, kernels called."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import _call
+from ._checks import backward_args, softmax_backward_args
+from ._checks.backward import full_shape, shares_bias, sum_to
+from .results import AttentionGradients
+
+
+def attention_backward(grad_output, query, key, value, output, lse, *, mask=None, key_mask=None, bias=None,
+                       causal=False, window=None, q_offset=None, scale=None, softcap=None, alibi_slopes=None,
+                       sinks=None, q_segments=None, k_segments=None, q_lengths=None, kv_lengths=None, layout="bhnd",
+                       want=("query", "key", "value"), grad_lse=None, num_threads=None) -> AttentionGradients:
+    """Gradients of `attention` from its inputs, its output and its lse, without the matrix of weights.
+
+    The weights are computed again, block by block, under the lse: memory is linear in the lengths.
+
+    Parameters
+    ----------
+    grad_output : array of the shape of `output`
+        Gradient of what the output was used for.
+    query, key, value : array
+        As they went into `attention`.
+    output, lse : array
+        What ``attention(..., want="lse")`` gave. They may be those over more keys than these (`merge_states`,
+        `AttentionState`): then the gradients of these keys are their part of the whole.
+    mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
+q_lengths, kv_lengths, layout, num_threads
+        As they went into `attention`.
+    want : name or tuple of names
+        Out of ``"query"``, ``"key"``, ``"value"``, ``"bias"`` and ``"sinks"``.
+    grad_lse : float array (..., q_heads, q_len), optional
+        Gradient of what the lse was used for.
+
+    Returns
+    -------
+    AttentionGradients
+        An attribute for each name, of the shape and dtype of that argument (bools and integers count as float64);
+        summed in float32, or float64 if an input is float64. A row without keys, a row of padding and a weight of
+        exactly 0 contribute nothing, so that a key that no row sees has gradient 0, whatever it holds.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument; a name in `want` of what was not given.
+    MemoryError
+        If there is no memory for the result or the scratch.
+
+    Notes
+    -----
+    The recomputation is that of Dao et al. 2022 (FlashAttention), appendix B. A kv head is one task where heads keep
+    all threads busy, else the rows and the keys are divided over threads; the bits are the same.
+    `attnc.reference.attention_backward` is the definition in plain NumPy.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attnc import attention
+    >>> query, key, value = np.array([[0.]]), np.array([[1.], [-1.]]), np.array([[3.], [5.]])
+    >>> result = attention(query, key, value, want="lse")
+    >>> attention_backward(np.ones((1, 1)), query, key, value, result.output, result.lse, want="query").query
+    array([[-1.]])
+    """
+    b = backward_args(
+        grad_output, query, key, value, output, lse, mask=mask, key_mask=key_mask, bias=bias, causal=causal,
+        window=window, q_offset=q_offset, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+        q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout,
+        want=want, grad_lse=grad_lse, num_threads=num_threads)
+    a = b.args
+    delta = np.empty(a.lse_shape, a.acc)
+    found = {name: _empty(b, name) for name in b.want if name in ("query", "key", "value")}
+    if "bias" in b.want:
+        found["bias"] = np.zeros(a.bias.shape, np.float64 if shares_bias(a) else a.acc)
+    _call.run_backward(b, delta, **found)
+    for name in found.keys() & {"query", "key", "value"}:
+        given = getattr(a, name)
+        if found[name].shape != given.shape:
+            found[name] = sum_to(found[name], given.shape).astype(given.dtype)
+        found[name] = b.as_given(found[name])
+    if "bias" in found:
+        found["bias"] = found["bias"].astype(a.bias.dtype, copy=False)
+    if "sinks" in b.want:
+        with np.errstate(all="ignore"):
+            found["sinks"] = b.of_sinks(delta).astype(b.sinks_like.dtype)
+    return AttentionGradients(**{name: found[name] for name in b.want})
+
+
+def _empty(b, name: str) -> np.ndarray:
+    """A place for a gradient, (batch..., heads, length, dim): in the accumulation dtype if batch elements share it."""
+    a, given = b.args, getattr(b.args, name)
+    shape = full_shape(a, name)
+    dtype = given.dtype if given.shape == shape else a.acc
+    new = np.empty if a.q_len and a.q_heads else np.zeros        # without a row the kernels write nothing
+    if a.layout == "bnhd":
+        return new((*shape[:-3], shape[-2], shape[-3], shape[-1]), dtype).swapaxes(-2, -3)
+    return new(shape, dtype)
+
+
+def softmax_backward(grad_output, output, axis=-1, *, num_threads=None) -> np.ndarray:
+    """Gradient of the input of softmax: ``output * (grad_output - sum(grad_output * output))`` along `axis`.
+
+    Parameters
+    ----------
+    grad_output : array of the shape of `output`
+        Gradient of what the output was used for. Where `output` is exactly 0 it does not count.
+    output : array
+        What `softmax` gave.
+    axis : int, tuple of int or None
+        As it went into `softmax`.
+    num_threads : int, optional
+        See `attnc.get_num_threads` for the default.
+
+    Returns
+    -------
+    array
+        Of the shape of `output`, in the promoted dtype.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument.
+
+    Examples
+    --------
+    >>> softmax_backward([1., 0.], [0.5, 0.5])
+    array([ 0.25, -0.25])
+    """
+    return _softmax_backward(softmax_backward_args(grad_output, output, axis, num_threads), False)
+
+
+def log_softmax_backward(grad_output, output, axis=-1, *, num_threads=None) -> np.ndarray:
+    """Gradient of the input of log-softmax: ``grad_output - exp(output) * sum(grad_output)`` along `axis`.
+
+    Parameters, dtypes and errors are those of `softmax_backward`; where `output` is -inf, `grad_output` does not count.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> log_softmax_backward([1., 0.], np.log([0.5, 0.5]))
+    array([ 0.5, -0.5])
+    """
+    return _softmax_backward(softmax_backward_args(grad_output, output, axis, num_threads), True)
+
+
+def _softmax_backward(b, logarithm: bool) -> np.ndarray:
+    gradient = np.empty(b.output.shape, b.dtype)
+    _call.run_rows((b.grad_output, gradient, None, b.output), b, logarithm)
+    return gradient

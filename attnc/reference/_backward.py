@@ -1,0 +1,184 @@
+"""Gradients of attention and of the softmax, by the rules of calculus and with the whole matrix in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import masks
+from .._checks import BackwardArgs, backward_args, softmax_backward_args
+from .._checks.backward import sum_to
+from ..results import AttentionGradients
+from ._scores import masked_scores, per_query_head, product, unmasked_scores
+
+
+def attention_backward(grad_output, query, key, value, output, lse, *, mask=None, key_mask=None, bias=None,
+                       causal=False, window=None, q_offset=None, scale=None, softcap=None, alibi_slopes=None,
+                       sinks=None, q_segments=None, k_segments=None, q_lengths=None, kv_lengths=None, layout="bhnd",
+                       want=("query", "key", "value"), grad_lse=None, num_threads=None) -> AttentionGradients:
+    """Gradients of attention: the definition of `attnc.attention_backward`.
+
+    With the weights w of a row, its values v and its gradient g::
+
+        delta   = g . output - grad_lse
+        d_score = w * (g . v[j] - delta)          d_product = scale * d_score * (1 - tanh(product / softcap)**2)
+        d_query = sum of d_product * key[j]       d_key[j] = sum over the rows of d_product * query
+        d_bias  = d_score                         d_value[j] = sum over the rows of w * g
+        d_sink  = sum over the rows of -exp(sink - lse) * delta
+
+    Parameters
+    ----------
+    grad_output : array of the shape of `output`
+        Gradient of what the output was used for.
+    query, key, value : array
+        As they went into `attention`.
+    output, lse : array
+        What ``attention(..., want="lse")`` gave. They may be those over more keys than these (`merge_states`,
+        `AttentionState`): then the gradients of these keys are their part of the whole.
+    mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
+q_lengths, kv_lengths, layout, num_threads
+        As they went into `attention`.
+    want : name or tuple of names
+        Out of ``"query"``, ``"key"``, ``"value"``, ``"bias"`` and ``"sinks"``.
+    grad_lse : float array (..., q_heads, q_len), optional
+        Gradient of what the lse was used for.
+
+    Returns
+    -------
+    AttentionGradients
+        An attribute for each name, of the shape and dtype of that argument (bools and integers count as float64);
+        summed in float32, or float64 if an input is float64. A row without keys, a row of padding and a weight of
+        exactly 0 contribute nothing, so that a key that no row sees has gradient 0, whatever it holds.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument; a name in `want` of what was not given.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attnc.reference import attention
+    >>> query, key, value = np.array([[0.]]), np.array([[1.], [-1.]]), np.array([[3.], [5.]])
+    >>> result = attention(query, key, value, want="lse")
+    >>> attention_backward(np.ones((1, 1)), query, key, value, result.output, result.lse, want="query").query
+    array([[-1.]])
+    """
+    b = backward_args(
+        grad_output, query, key, value, output, lse, mask=mask, key_mask=key_mask, bias=bias, causal=causal,
+        window=window, q_offset=q_offset, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+        q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout,
+        want=want, grad_lse=grad_lse, num_threads=num_threads)
+    with np.errstate(all="ignore"):
+        found = run(b)
+        a = b.args
+        like = {"query": a.query, "key": a.key, "value": a.value, "bias": a.bias, "sinks": b.sinks_like}
+        return AttentionGradients(**{name: found[name].astype(like[name].dtype, order="C") for name in b.want})
+
+
+def run(b: BackwardArgs) -> dict[str, np.ndarray]:
+    """The gradients of checked arguments, those of the scores, and the weights, all in the dtype ``args.acc``."""
+    a = b.args
+    allowed, within = masks.allowed(a), True if a.q_lengths is None else masks.rows_within(a)[..., None]
+    lse = b.lse.astype(a.acc).reshape(*a.batch, a.q_heads, a.q_len, 1)
+    grad, output = (np.where(within, x.astype(a.acc), 0) for x in (b.grad_output, b.output))
+    grad_lse = np.zeros((), a.acc) if b.grad_lse is None else b.grad_lse.astype(a.acc).reshape(lse.shape)
+    delta = np.where(within, (grad * output).sum(-1, keepdims=True) - grad_lse, 0)
+
+    scores = masked_scores(a, allowed)
+    weights = np.exp(np.minimum(scores - lse, 0))
+    weights = np.where((scores != -np.inf) & (lse != -np.inf), weights, 0)
+    d_weights = product(grad, per_query_head(a.value.astype(a.acc), a))
+    d_scores = np.where(weights == 0, 0, weights * (d_weights - delta))
+    d_products = d_scores
+    if a.softcap is not None:
+        slope = 1 - np.tanh(unmasked_scores(a, "scaled") / a.acc.type(a.softcap)) ** 2
+        d_products = np.where(weights == 0, 0, d_scores * slope)
+
+    scale, key, query = a.acc.type(a.scale), per_query_head(a.key.astype(a.acc), a), a.query.astype(a.acc)
+    found = {"query": scale * sum_of_rows(d_products, key),
+             "key": scale * per_kv_head(sum_of_rows(d_products.swapaxes(-1, -2), query), a),
+             "value": per_kv_head(sum_of_rows(weights.swapaxes(-1, -2), grad), a)}
+    found = {name: b.as_given(sum_to(x + 0, getattr(a, name).shape)) for name, x in found.items()}
+    found |= {"scores": d_scores, "weights": weights}
+    if "bias" in b.want:
+        found["bias"] = sum_to(d_scores, a.bias.shape)
+    if "sinks" in b.want:
+        found["sinks"] = b.of_sinks(delta)
+    return found
+
+
+def sum_of_rows(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """``coefficients @ x``, where a coefficient of exactly 0 adds nothing, whatever it meets."""
+    finite = np.isfinite(x).all(-1)
+    total = np.where(finite[..., None, :], coefficients, 0) @ np.where(finite[..., None], x, 0)
+    for j in np.flatnonzero(~finite.all(tuple(range(finite.ndim - 1)))):
+        adds = (coefficients[..., j, None] != 0) & ~finite[..., None, j, None]
+        total = total + np.where(adds, coefficients[..., j, None] * x[..., None, j, :], 0)
+    return total
+
+
+def per_kv_head(x: np.ndarray, a) -> np.ndarray:
+    """Gradients of keys or values, summed over the query heads that share a head."""
+    if a.q_heads == a.kv_heads:
+        return x
+    return x.reshape(*x.shape[:-3], a.kv_heads, a.q_heads // a.kv_heads, *x.shape[-2:]).sum(-3)
+
+
+def softmax_backward(grad_output, output, axis=-1, *, num_threads=None) -> np.ndarray:
+    """Gradient of the input of softmax: ``output * (grad_output - sum(grad_output * output))`` along `axis`.
+
+    The definition of `attnc.softmax_backward`.
+
+    Parameters
+    ----------
+    grad_output : array of the shape of `output`
+        Gradient of what the output was used for. Where `output` is exactly 0 it does not count.
+    output : array
+        What `softmax` gave.
+    axis : int, tuple of int or None
+        As it went into `softmax`.
+    num_threads : int, optional
+        Checked, and of no effect here.
+
+    Returns
+    -------
+    array
+        Of the shape of `output`, in the promoted dtype.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument.
+
+    Examples
+    --------
+    >>> softmax_backward([1., 0.], [0.5, 0.5])
+    array([ 0.25, -0.25])
+    """
+    b = softmax_backward_args(grad_output, output, axis, num_threads)
+    with np.errstate(all="ignore"):
+        share = b.output.astype(b.acc)
+        grad = np.where(share == 0, 0, b.grad_output.astype(b.acc))
+        change = share * (grad - (grad * share).sum(b.axes, keepdims=True))
+        return np.where(share == 0, 0, change).astype(b.dtype)
+
+
+def log_softmax_backward(grad_output, output, axis=-1, *, num_threads=None) -> np.ndarray:
+    """Gradient of the input of log-softmax: ``grad_output - exp(output) * sum(grad_output)`` along `axis`.
+
+    The definition of `attnc.log_softmax_backward`.
+
+    Parameters, dtypes and errors are those of `softmax_backward`; where `output` is -inf, `grad_output` does not count.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> log_softmax_backward([1., 0.], np.log([0.5, 0.5]))
+    array([ 0.5, -0.5])
+    """
+    b = softmax_backward_args(grad_output, output, axis, num_threads)
+    with np.errstate(all="ignore"):
+        share = np.exp(b.output.astype(b.acc))
+        grad = np.where(b.output == -np.inf, 0, b.grad_output.astype(b.acc))
+        change = share * grad.sum(b.axes, keepdims=True)
+        return (grad - np.where(share == 0, 0, change)).astype(b.dtype)
