@@ -11,7 +11,7 @@ import numpy as np
 
 import attnc
 
-_PACKAGES = ("torch", "onnxruntime", "onnx", "openvino", "jax", "scipy", "ml_dtypes", "threadpoolctl")
+_PACKAGES = ("torch", "transformers", "onnxruntime", "onnx", "openvino", "jax", "scipy", "ml_dtypes", "threadpoolctl")
 _PREFIXES = ("ATTNC_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "NPY_", "MALLOC_")
 
 
