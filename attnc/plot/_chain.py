@@ -98,7 +98,7 @@ def _numbers(one, key, value, options, factor, words, most, names):
     result = attention(one, key, value, want=("weights", "lse"), **options)
     weights, output = result.weights[0].astype(np.float64), result.output[0].astype(np.float64)
     value = value.astype(np.float64)
-    order = np.argsort(-weights, kind="stable")[:most]
+    order = np.argsort(-weights, kind="stable")[:most if len(weights) > most + 1 else None]
     chosen = np.sort(order)
     left = len(weights) - len(chosen)
     nowhere = 1 - weights.sum() if options["sinks"] is not None else 0.0

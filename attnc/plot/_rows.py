@@ -53,7 +53,9 @@ def row(weights, row, tokens=None, *, key_tokens=None, head=None, mask=None, mos
     share, allowed = source.row(layer, head, row)
     share = share.astype(np.float64)
     order = np.argsort(-share, kind="stable")
-    order = order[allowed[order]][:integer("most", most, 1, _style.MOST)]
+    order, most = order[allowed[order]], integer("most", most, 1, _style.MOST)
+    if len(order) > most + 1:       # one key alone needs no name for the others
+        order = order[:most]
     nowhere = float(source.no_key()[layer, head, row])
     others = int(allowed.sum()) - len(order)
     rest = max(float(share[allowed].sum() - share[order].sum()), 0.0)
@@ -61,7 +63,7 @@ def row(weights, row, tokens=None, *, key_tokens=None, head=None, mask=None, mos
     labels = [_label(keys, at) for at in order]
     shares, colours = [*share[order]], [_style.STRONG] * len(order)
     if others:
-        labels.append(f"{others} other key{'s' * (others > 1)}")
+        labels.append(f"{others} other keys")
         shares.append(rest)
         colours.append(_style.GREY)
     if nowhere:
