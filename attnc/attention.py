@@ -90,11 +90,9 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
     >>> result.output
     array([[2.5, 5. ]], dtype=float32)
     """
-    a = attention_args(
-        query, key, as_array("value", value), mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window,
-        q_offset=q_offset, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
-        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, want=want, out=out,
-        num_threads=num_threads)
+    a = attention_args(  # by position: so many keywords would take half a microsecond
+        query, key, as_array("value", value), mask, key_mask, bias, causal, window, q_offset, scale, softcap,
+        alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, want, out, num_threads)
     output = np.empty(a.out_shape, a.dtype) if out is None else out
     view = output[None] if a.two_d else output.swapaxes(-2, -3) if a.layout == "bnhd" else output
     if not a.want:

@@ -42,10 +42,13 @@ _default: int | None = _from_environment()
 
 
 def resolve(num_threads: int | None) -> tuple[int, bool]:
-    """The number of threads of a call, and whether it was asked for in that call."""
+    """The number of threads of a call, and whether it was asked for in that call.
+
+    A negative number is the most that OpenMP's own answer may be: only calls worth sharing ask for that.
+    """
     if num_threads is not None:
         return num_threads, True
-    return get_num_threads(), False
+    return -_CGROUP_LIMIT if _default is None else _default, False
 
 
 def get_num_threads() -> int:

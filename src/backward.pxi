@@ -71,8 +71,7 @@ cdef struct BackwardWork:
     Py_ssize_t bias_rows, bias_keys, bias_heads     # blocks and heads that have their own elements of the bias
 
 
-def backward(tuple arrays, tuple dtypes, tuple extra, tuple extra_dtypes, tuple batch, tuple sizes, tuple options,
-             int threads, bint explicit):
+def backward(tuple arrays, tuple extra, tuple batch, tuple sizes, tuple options, int threads, bint explicit):
     """Gradients of attention under the lse in `arrays`, which are otherwise those of `attention` without results.
 
     The extra arrays are grad_output, output, grad_lse, delta (of each row, written), and the gradients of query, key,
@@ -94,9 +93,9 @@ def backward(tuple arrays, tuple dtypes, tuple extra, tuple extra_dtypes, tuple 
     memset(&views.held, 0, sizeof(views.held))
     memset(&more.held, 0, sizeof(more.held))
     try:
-        open_arrays(BACKWARD, arrays, dtypes, targets, &views)
+        open_arrays(BACKWARD, arrays, targets, &views)
         for i in range(EXTRA):
-            more.held[i] = take(extra[i], extras[i], &more.view[i], extra_dtypes[i], EXTRA_AXES[i], i >= EXTRA_OUTPUTS)
+            more.held[i] = take(extra[i], extras[i], &more.view[i], EXTRA_AXES[i], i >= EXTRA_OUTPUTS)
         set_sizes(p, shape, batch, sizes)
         p.type, p.causal, p.left, p.right, p.scale, p.softcap = options
         prepare(w, BACKWARD)

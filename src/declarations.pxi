@@ -13,6 +13,8 @@ cdef extern from "runtime.h" nogil:
     int run_signal_handlers()
     void* aligned_memory(size_t bytes)
     void free_aligned(void* memory)
+    char* scratch_memory(size_t bytes, char* local, size_t size)
+    void free_scratch(char* memory, const char* local, size_t size)
 
 cdef extern from "runtime.h":
     int raise_pending() except -1

@@ -42,7 +42,11 @@ cdef void run(Work* w, Step step, Py_ssize_t n) noexcept nogil:
     """Tasks in order, each to the next free thread; they write disjoint memory and need no lock."""
     cdef Py_ssize_t i
     cdef int threads = <int> least(w.p.n_threads, n)
-    for i in prange(n, schedule="dynamic", chunksize=1, num_threads=threads, use_threads_if=threads > 1):
+    if threads == 1:                # a parallel region of one thread would cost a microsecond
+        for i in range(n):
+            one(w, step, i, 0)
+        return
+    for i in prange(n, schedule="dynamic", chunksize=1, num_threads=threads):
         one(w, step, i, threadid())
 
 
@@ -145,7 +149,8 @@ cdef void attend(Work* w, Task* t, int thread) noexcept nogil:
             attend_group(w, t, g * GROUP_ROWS, n, block, kv, kept)
             if last and p.splits == 1:
                 close_group(w, t, g * GROUP_ROWS, n, kept)
-        poll(w, thread)
+        if not last:
+            poll(w, thread)
     if t.block_start >= t.block_stop and p.splits == 1:         # these rows see no key
         for g in range(groups):
             close_group(w, t, g * GROUP_ROWS, least(GROUP_ROWS, t.rows - g * GROUP_ROWS), kept)

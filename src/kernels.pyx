@@ -13,12 +13,29 @@ include "probes.pxi"
 watch_forks()
 
 
-cdef int take(object x, Array* a, Py_buffer* view, int dtype, int axes, bint writable) except -1:
-    """Open x as an argument; `axes` names its trailing ones (absent or single: stride 0). Whether it is to be closed."""
+cdef enum:                          # NumPy's own numbers of dtypes, part of its binary interface
+    NUMPY_F64 = 12
+    NUMPY_F16 = 23
+    NUMPY_USER = 256                # from here on dtypes that others have registered: bfloat16, all that checks let in
+
+
+cdef int take(object x, Array* a, Py_buffer* view, int axes, bint writable) except -1:
+    """Open x as an argument; `axes` names its trailing ones (absent or single: stride 0). Whether it is to be closed.
+
+    Of bool and int64 the dtype is not asked. bfloat16, which can not be exported, is opened as its bits in uint16.
+    """
     cdef Py_ssize_t k
+    cdef int num, dtype = F32
     memset(a, 0, sizeof(Array))
     if x is None:
         return 0
+    num = x.dtype.num
+    if num == NUMPY_F64:
+        dtype = F64
+    elif num == NUMPY_F16:
+        dtype = F16
+    elif num >= NUMPY_USER:
+        dtype, x = BF16, x.view("uint16")
     PyObject_GetBuffer(x, view, PyBUF_STRIDES | (PyBUF_WRITABLE if writable else 0))
     a.data, a.dtype, a.shape, a.strides = <char*> view.buf, dtype, view.shape, view.strides
     k = view.ndim - 1
@@ -40,13 +57,13 @@ cdef struct Views:
     bint held[ARRAYS]
 
 
-cdef int open_arrays(int mode, tuple arrays, tuple dtypes, Array** targets, Views* views) except -1:
+cdef int open_arrays(int mode, tuple arrays, Array** targets, Views* views) except -1:
     """Open the arrays in the order of AXES; `views.held` says which are to be closed, also after an error."""
     cdef int i
     cdef bint output
     for i in range(ARRAYS):
         output = OUTPUT[i] or i == LSE and mode == ATTEND or i == WEIGHTS_ARRAY and mode in (ATTEND, WEIGHTS)
-        views.held[i] = take(arrays[i], targets[i], &views.view[i], dtypes[i], AXES[i], output)
+        views.held[i] = take(arrays[i], targets[i], &views.view[i], AXES[i], output)
     return 0
 
 
@@ -70,13 +87,13 @@ cdef int set_sizes(Params* p, Py_ssize_t* shape, tuple batch, tuple sizes) excep
     return 0
 
 
-def attention(int mode, tuple arrays, tuple dtypes, tuple batch, tuple sizes, tuple options, int threads, bint explicit):
+def attention(int mode, tuple arrays, tuple batch, tuple sizes, tuple options, int threads, bint explicit):
     """Run one call; options are (accumulation type, causal, left, right, scale, softcap). Returns how it was cut.
 
     mode is ATTEND (output, lse and weights, of which those given are written), SCORES, WEIGH (output from weights) or
     WEIGHTS (under a given lse). The arrays, in the order of AXES, are query, key, value, out, lse, weights, scores, mask,
-    key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths, q_starts, k_starts; bfloat16
-    comes as its bits in uint16.
+    key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths, q_starts, k_starts. For
+    `threads` see enter_threads.
     """
     cdef Work work
     cdef Params* p = &work.p
@@ -89,7 +106,7 @@ def attention(int mode, tuple arrays, tuple dtypes, tuple batch, tuple sizes, tu
     memset(&work, 0, sizeof(Work))
     memset(&views.held, 0, sizeof(views.held))
     try:
-        open_arrays(mode, arrays, dtypes, targets, &views)
+        open_arrays(mode, arrays, targets, &views)
         p.query.starts = p.out.starts = p.lse.starts = <const int64_t*> p.q_starts.data
         p.key.starts = p.value.starts = <const int64_t*> p.k_starts.data
         set_sizes(p, shape, batch, sizes)
@@ -101,9 +118,14 @@ def attention(int mode, tuple arrays, tuple dtypes, tuple batch, tuple sizes, tu
         close_arrays(&views)
 
 
+cdef enum:
+    LOCAL_BYTES = 32 * 1024            # on the stack, for the scratch of small calls: the allocator takes 0.2 microseconds
+
+
 cdef int start(Work* w, int threads, bint explicit) except -1:
     """Allocate, compute, free; a KeyboardInterrupt (or what a handler raised) comes through here."""
     cdef int taken
+    cdef char[LOCAL_BYTES] local
     if w.p.rows * w.p.batches * w.p.kv_heads == 0:
         return 0
     taken = enter_threads(threads if worth_threads(&w.p) else 1, explicit)
@@ -113,7 +135,7 @@ cdef int start(Work* w, int threads, bint explicit) except -1:
             divide_backward(w)
         else:
             divide(w)
-        w.memory = <char*> aligned_memory(w.bytes)
+        w.memory = scratch_memory(w.bytes, local, LOCAL_BYTES)
         if w.memory == NULL:
             raise MemoryError(f"attnc: no memory for {w.bytes} bytes of scratch")
         try:
@@ -123,7 +145,7 @@ cdef int start(Work* w, int threads, bint explicit) except -1:
                 else:
                     compute(w)
         finally:
-            free_aligned(w.memory)
+            free_scratch(w.memory, local, LOCAL_BYTES)
     finally:
         leave_threads(taken)
     if w.p.stop:
@@ -136,8 +158,8 @@ cdef tuple plan_of(Work* w):
     return (w.p.shared != 0, w.p.splits, w.p.block_q, w.p.block_k, w.p.n_threads, w.p.keep != 0)
 
 
-def softmax(tuple arrays, tuple dtypes, tuple batch, Py_ssize_t n, int type, bint logarithm, int threads, bint explicit):
-    """Rows of n elements, the last axis of x, out, where (bool or None) and y, over the batch axes.
+def softmax(tuple arrays, tuple shape_of_x, int type, bint logarithm, int threads, bint explicit):
+    """Rows are the last axis of x, out, where (bool or None) and y, all of that shape.
 
     With y, the result of an earlier call: x is its gradient, and out receives the gradient of what y was computed from.
     """
@@ -151,12 +173,12 @@ def softmax(tuple arrays, tuple dtypes, tuple batch, Py_ssize_t n, int type, bin
     memset(&views.held, 0, sizeof(views.held))
     try:
         for i in range(4):
-            views.held[i] = take(arrays[i], targets[i], &views.view[i], dtypes[i], COL, i == 1)
-        op.batch.n, op.batch.shape, op.rows = len(batch), shape, 1
+            views.held[i] = take(arrays[i], targets[i], &views.view[i], COL, i == 1)
+        op.batch.n, op.batch.shape, op.rows = len(shape_of_x) - 1, shape, 1
         for i in range(op.batch.n):
-            shape[i] = batch[i]
+            shape[i] = shape_of_x[i]
             op.rows *= shape[i]
-        op.n, op.type, op.logarithm = n, type, logarithm
+        op.n, op.type, op.logarithm = shape_of_x[op.batch.n], type, logarithm
         op.columns = columns_of(op) if op.y.data == NULL else 0
         start_rows(&work, threads, explicit)
     finally:

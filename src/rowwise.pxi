@@ -69,7 +69,11 @@ cdef void run_rows(RowWork* w, int threads) noexcept nogil:
     cdef Py_ssize_t i, n = ceil_div(w.pieces, w.of_a_task)
     w.next_poll = seconds() + 0.05
     threads = <int> least(threads, n)
-    for i in prange(n, schedule="dynamic", chunksize=1, num_threads=threads, use_threads_if=threads > 1):
+    if threads == 1:                    # see run() of the tiles
+        for i in range(n):
+            rows_step(w, i, 0)
+        return
+    for i in prange(n, schedule="dynamic", chunksize=1, num_threads=threads):
         rows_step(w, i, threadid())
 
 

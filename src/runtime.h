@@ -4,6 +4,7 @@
 
 #include <Python.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
 #ifdef _OPENMP
@@ -58,8 +59,13 @@ static int default_threads(void) {
 #endif
 }
 
-/* Threads a call takes, counted until leave_threads: all it asked for, or by default what others left. */
+/* Threads a call takes, counted until leave_threads: all it asked for, or by default what others left. A negative
+ * number stands for OpenMP's own answer, at most so many. */
 static int enter_threads(int threads, int explicit_number) {
+    if (threads < 0) {
+        int now = default_threads();
+        threads = now < -threads ? now : -threads;
+    }
     int others = __atomic_load_n(&working, __ATOMIC_RELAXED);
     if (!explicit_number && others > 0) threads = threads - others > 1 ? threads - others : 1;
     if (forked || threads < 1) threads = 1;
@@ -103,6 +109,14 @@ static void free_aligned(void *memory) {
 #else
     free(memory);
 #endif
+}
+
+/* `bytes` of scratch: in `local`, of `size` bytes, where that is enough. */
+static char *scratch_memory(size_t bytes, char *local, size_t size) {
+    return bytes + 64 <= size ? local + (64 - (uintptr_t)local % 64) : (char *)aligned_memory(bytes);
+}
+static void free_scratch(char *memory, const char *local, size_t size) {
+    if (memory < local || memory >= local + size) free_aligned(memory);
 }
 
 #endif

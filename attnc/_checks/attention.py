@@ -42,7 +42,7 @@ class Args:
         return *self.lse_shape, self.kv_len
 
 
-def attention_args(query, key, value, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
+def attention_args(query, key, value, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
                    scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
                    q_lengths=None, kv_lengths=None, layout="bhnd", want=(), out=None, num_threads=None, stage=None):
     """Check everything and return it as `Args`; `value` is None where a function has none.
@@ -95,19 +95,24 @@ def _check_inputs(a: Args, query, key, value) -> None:
 
     a.two_d = query.ndim == 2
     if query.ndim < 3 or key.ndim < 3 or (value is not None and value.ndim < 3):
-        _check_ranks(a.layout, query, key, value)
+        if not query.ndim == key.ndim == 2 == (2 if value is None else value.ndim) or a.layout == "bnhd":
+            _refuse_ranks(a.layout, query, key, value)
         query, key, value = query[None], key[None], None if value is None else value[None]
     elif a.layout == "bnhd":
         query, key = query.swapaxes(-2, -3), key.swapaxes(-2, -3)
         value = None if value is None else value.swapaxes(-2, -3)
     a.query, a.key, a.value = query, key, value
 
-    *batch, a.q_heads, a.q_len, a.head_dim = query.shape
-    *key_batch, a.kv_heads, a.kv_len, head_dim = key.shape
+    shape, key_shape = query.shape, key.shape
+    batch, key_batch = shape[:-3], key_shape[:-3]
+    a.q_heads, a.q_len, a.head_dim = shape[-3:]
+    a.kv_heads, a.kv_len, head_dim = key_shape[-3:]
     if value is None:
         value_batch, value_heads, value_len, a.value_dim = key_batch, a.kv_heads, a.kv_len, 0
     else:
-        *value_batch, value_heads, value_len, a.value_dim = value.shape
+        value_shape = value.shape
+        value_batch = value_shape[:-3]
+        value_heads, value_len, a.value_dim = value_shape[-3:]
     if head_dim != a.head_dim:
         raise ValueError(f"key has head_dim {head_dim}, query has {a.head_dim}; wanted equal: {_shapes(a)}")
     if value_len != a.kv_len:
@@ -117,13 +122,13 @@ def _check_inputs(a: Args, query, key, value) -> None:
     if a.q_heads != a.kv_heads:
         check_groups("query", a.q_heads, "key", a.kv_heads, lambda: _shapes(a))
     if batch == key_batch == value_batch:
-        a.batch = tuple(batch)
+        a.batch = batch
     else:
         a.batch = broadcast_batch(lambda: _shapes(a), batch, key_batch, value_batch)
 
 
-def _check_ranks(layout: str, query, key, value) -> None:
-    """Raise unless all are 2-D and the layout allows it."""
+def _refuse_ranks(layout: str, query, key, value) -> None:
+    """Raise because some have fewer than 3 axes, but not all 2, or all 2 in a layout of heads."""
     given = {name: x for name, x in (("query", query), ("key", key), ("value", value)) if x is not None}
     if any(x.ndim != 2 for x in given.values()):
         name, x = min(given.items(), key=lambda item: item[1].ndim)

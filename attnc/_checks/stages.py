@@ -63,6 +63,8 @@ def softmax_args(x, axis, where, out, num_threads) -> SoftmaxArgs:
 
 
 def check_axes(axis, ndim: int) -> tuple:
+    if type(axis) is int and -ndim <= axis < ndim:
+        return (axis % ndim,)
     if axis is None:
         return tuple(range(ndim))
     axes = [_axis(one, ndim) for one in (axis if isinstance(axis, (tuple, list)) else (axis,))]
