@@ -1,5 +1,7 @@
 """Exact attention on the CPU for NumPy arrays, with the attention weights as a result."""
 
+from typing import TYPE_CHECKING
+
 from ._isa import isa
 from .attention import attention, attention_scores, attention_weights, weighted_sum
 from .backward import attention_backward, log_softmax_backward, softmax_backward
@@ -11,6 +13,10 @@ from .states import AttentionState, merge_states
 from .threads import get_num_threads, set_num_threads, threads
 from .varlen import attention_varlen
 from .weights import AttentionWeights, rollout
+
+if TYPE_CHECKING:       # made when they are asked for, see __getattr__
+    from . import plot  # noqa: F401
+    from ._views.explorer import explorer
 
 __all__ = [
     "AttentionGradients",
@@ -53,3 +59,7 @@ def __getattr__(name: str):
 
         return version()
     raise AttributeError(f"module 'attnc' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__, "plot"})

@@ -183,3 +183,10 @@ def test_too_many_keys_are_refused_before_any_work():
     long = np.zeros((1, 2**16 + 1, 1), np.float32)
     with pytest.raises(ValueError, match="at most 65536 keys"):
         attnc.explorer(attnc.AttentionWeights(long[:, :1], long))
+
+
+def test_distances_are_left_out_where_the_keys_are_another_text():
+    weights, words = np.full((3, 3), 1 / 3), list("abc")
+    own, cross = attnc.explorer(weights, words), attnc.explorer(weights, words, key_tokens=list("xyz"))
+    assert list(inside(own)["statistics"]) == ["entropy", "distance", "first", "previous"]
+    assert list(inside(cross)["statistics"]) == ["entropy", "first"]

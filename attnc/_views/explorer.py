@@ -36,7 +36,7 @@ def explorer(weights, tokens=None, *, key_tokens=None, path=None, mask=None, bin
     tokens : list of str, optional
         Names of the queries, and of the keys too where there are as many; in any script. Sub-word marks are taken off.
     key_tokens : list of str, optional
-        Names of the keys, where they are others.
+        Names of the keys, where they are others: then distances between positions mean nothing and are left out.
     path : str or path-like, optional
         File to write; it appears whole or not at all.
     mask : bool array that broadcasts to the weights, optional
@@ -88,7 +88,7 @@ def explorer(weights, tokens=None, *, key_tokens=None, path=None, mask=None, bin
     top = min(8 if top is None else integer("top", top, 1, MAX_TOP), kv_len)
     row = 0 if row is None else integer("row", row, -q_len, q_len - 1) % q_len
     same = bool(names and not key_names and q_len == kv_len)
-    data = _data(source, bins, top) | {"tokens": names, "keyTokens": key_names, "same": same, "start": row}
+    data = _data(source, bins, top, cross=key_names is not None) | {"tokens": names, "keyTokens": key_names, "same": same, "start": row}
     page = Page(_page(str(title), data), source.shape)
     if path is not None:
         page.save(path)
@@ -130,7 +130,7 @@ class Page:
                 'style="width:100%;height:800px;border:0"></iframe>')
 
 
-def _data(source, bins, top) -> dict:
+def _data(source, bins, top, cross) -> dict:
     """Everything that the page knows of the weights."""
     layers, heads, q_len, kv_len = source.shape
     pooled, weights, keys, entropy, distance = source.summary(bins, top)
@@ -147,22 +147,21 @@ def _data(source, bins, top) -> dict:
         "maps": _text(levels.astype(np.uint8)), "largest": largest.ravel().tolist(),
         "rowData": [[_text(entropy[at].astype("<f4")), *(share if share is None else _text(_sixteenths(share[at]))
                                                          for share in shares), _text(best[at])] for at in places],
-        "statistics": _statistics(entropy, distance, first, nowhere, source.diagonal(kv_len - q_len - 1)),
+        "statistics": _statistics(entropy, None if cross else distance, first, nowhere,
+                                  None if cross else source.diagonal(kv_len - q_len - 1)),
         "colours": {"light": _text(ramp()), "dark": _text(ramp(dark=True))},
     }
 
 
 def _statistics(entropy, distance, first, nowhere, previous) -> dict:
-    """For each head the mean over its rows of what heads are told apart by."""
+    """For each head the mean over its rows of what heads are told apart by; None where that means nothing."""
     found = {
         "entropy": ("entropy", " nats", 1, entropy), "distance": ("distance", "", 1, distance),
         "first": ("first key", "share", -1, first), "previous": ("key before", "share", -1, previous),
-        "none": ("no key", "share", -1, nowhere),
+        "none": ("no key", "share", -1, nowhere if nowhere.any() else None),
     }
-    if not nowhere.any():
-        del found["none"]
     return {name: {"label": label, "unit": unit, "sort": sort, "values": _means(rows)}
-            for name, (label, unit, sort, rows) in found.items()}
+            for name, (label, unit, sort, rows) in found.items() if rows is not None}
 
 
 def _means(rows) -> list[float]:

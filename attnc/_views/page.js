@@ -169,7 +169,8 @@ function drawMap() {
   for (let at = 0; at < 256; at++) line.data.set([...colours.subarray(3 * at, 3 * at + 3), 255], 4 * at);
   context.putImageData(line, 0, 0);
   const more = largest < data.largest[state.head] ? "≥ " : "";
-  $("ticks").replaceChildren(...[0, 0.25, 0.5, 0.75, 1].map(part => {
+  const parts = $("ticks").clientWidth < 220 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
+  $("ticks").replaceChildren(...parts.map(part => {
     const span = document.createElement("span"), weight = part * part * largest;
     span.textContent = (part === 1 ? more : "") + Number(weight.toPrecision(2));
     span.style.left = 100 * part + "%";
@@ -274,6 +275,7 @@ function pin(row) {
   state.pinned = Math.max(0, Math.min(rows - 1, row));
   showRow(state.pinned);
   $("live").textContent = spoken(state.pinned, topOf(state.head, state.pinned));
+  follow();
 }
 
 // Tokens
@@ -291,6 +293,10 @@ function buildWords() {
   });
   $("text-name").textContent = data.same ? "Tokens: shaded by the weight this row gives them; click one to see its row"
                                          : "Keys: shaded by the weight this row gives them";
+}
+
+function follow() {
+  if (words.length && data.same) $("words").scrollTop = words[state.pinned].offsetTop - $("words").offsetTop - 60;
 }
 
 let marked = [];
@@ -336,13 +342,17 @@ $("under").textContent = (rowBins < rows || keyBins < keys ?
 $("number").max = rows - 1;
 $("frame").setAttribute("aria-valuemin", 0);
 $("frame").setAttribute("aria-valuemax", rows - 1);
-if (layers * heads === 1) $("overview").hidden = true;
+if (layers * heads === 1) {
+  $("overview").hidden = true;
+  document.querySelector("main").className = "single";
+}
 buildHeads();
 buildWords();
 arrange();
 chooseHead(0);
 drawAll();
 layOut();
+follow();
 
 const rowAt = event => {
   const box = $("frame").getBoundingClientRect();
