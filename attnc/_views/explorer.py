@@ -88,7 +88,8 @@ def explorer(weights, tokens=None, *, key_tokens=None, path=None, mask=None, bin
     top = min(8 if top is None else integer("top", top, 1, MAX_TOP), kv_len)
     row = 0 if row is None else integer("row", row, -q_len, q_len - 1) % q_len
     same = bool(names and not key_names and q_len == kv_len)
-    data = _data(source, bins, top, cross=key_names is not None) | {"tokens": names, "keyTokens": key_names, "same": same, "start": row}
+    data = _data(source, bins, top, cross=key_names is not None)
+    data |= {"tokens": names, "keyTokens": key_names, "same": same, "start": row}
     page = Page(_page(str(title), data), source.shape)
     if path is not None:
         page.save(path)
