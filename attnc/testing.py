@@ -219,7 +219,7 @@ def assert_within(got, exact, honest, *, scale: float = 1.0, eps_dtype=None, nam
         raise AssertionError(f"{name} has shape {got.shape}, wanted {exact.shape}")
     limit = tolerance(exact, honest, scale=scale, eps_dtype=eps_dtype)
     errors = _errors(got, exact)
-    wrong = int(np.count_nonzero(errors > limit))
+    wrong = int(np.count_nonzero(~(errors <= limit)))  # so that nothing is within a tolerance that is NaN
     if wrong:
         worst = tuple(int(i) for i in np.unravel_index(errors.argmax(), errors.shape))
         raise AssertionError(f"{name}{list(worst)} is {got[worst]!s}, wanted {exact[worst]!s}: error "

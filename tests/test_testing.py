@@ -116,3 +116,8 @@ def test_attention_result():
 def test_masks_of_a_case_match_the_helper():
     case = Case("name", 1, 1, 1, 5, 9, 4, options=(("causal", True),))
     assert case.flops == 16 * masks.causal_mask(5, 9).sum()
+
+
+def test_nothing_is_within_a_tolerance_that_is_nan():
+    with pytest.raises(AssertionError, match="wrong"):
+        assert_within(np.array([1.0]), np.array([2.0]), np.array([2.0]), scale=np.nan)

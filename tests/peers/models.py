@@ -6,6 +6,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
+from transformers.masking_utils import sdpa_mask
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": 99}
 GROUPED = {**SMALL, "num_key_value_heads": 2}
@@ -34,6 +35,33 @@ NO_DROPOUT = {
     "Bert": {"attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0}}
 
 _made = {}
+
+
+def exact_attention(module, query, key, value, mask, scaling=None, softcap=None, s_aux=None, position_bias=None,
+                    **kwargs):
+    """The formula in the dtype of its inputs; where a row sees nothing 0. (`eager` takes its softmax in float32.)"""
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    scores = scores if position_bias is None else scores + position_bias
+    mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if s_aux is not None:
+        sink = s_aux[:, None, None].expand(*scores.shape[:3], 1)
+        scores, mask = torch.cat([scores, sink], -1), torch.cat([mask, torch.ones_like(mask[..., :1])], -1)
+    seen = mask.any(-1, keepdim=True)
+    weights = torch.softmax(torch.where(seen, scores, 0.0), -1) * seen
+    weights = weights[..., :key.shape[2]]
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def exact_mask(*sizes, allow_is_causal_skip=True, allow_is_bidirectional_skip=True, **arguments):
+    """Booleans, always."""
+    return sdpa_mask(*sizes, allow_is_causal_skip=False, allow_is_bidirectional_skip=False, **arguments)
+
+
+transformers.AttentionInterface.register("exact", exact_attention)
+transformers.AttentionMaskInterface.register("exact", exact_mask)
 
 
 def model_of(name, dtype=torch.float32, attention="attnc"):

@@ -15,6 +15,7 @@ from models import LENGTH, MODELS, inputs_of, model_of  # noqa: E402
 from attnc.integrations import transformers as ours  # noqa: E402
 
 WRITERS = [name for name in MODELS if name not in ("Bert", "ViT")]
+LOSSES = 4      # one may round luckily
 PADDED = [name for name in MODELS if name not in ("ViT", "Whisper")]
 
 
@@ -37,9 +38,9 @@ def results_of(model, inputs, counts):
 
 
 def assert_as_eager(name, inputs, counts, dtype=torch.float32):
-    """Within twice the distance of `eager` from `eager` in float64."""
+    """Within twice the distance of `eager` from the formula in float64."""
     wide = {key: x.double() if x.is_floating_point() else x for key, x in inputs.items()}
-    exact = results_of(model_of(name, torch.float64, "eager"), wide, counts)
+    exact = results_of(model_of(name, torch.float64, "exact"), wide, counts)
     honest = results_of(model_of(name, dtype, "eager"), inputs, counts)
     got = results_of(model_of(name, dtype, "attnc"), inputs, counts)
     assert got.keys() == exact.keys() and any("attentions" in key for key in got)
@@ -77,6 +78,38 @@ def test_twenty_tokens(name, beams, cache):
     eager, found = (model_of(name, attention=kind).generate(**inputs, **how) for kind in ("eager", "attnc"))
     assert found.shape[1] >= 20 and len(found.unique()) > 4
     assert found.tolist() == eager.tolist()
+
+
+def gradients_of(name, kind, padding, dtype=torch.float32):
+    """The gradient of every weight after a step of training, for a few losses that hear every number of the output."""
+    model, (inputs, counts) = model_of(name, dtype, kind).train(), inputs_of(name, padding, dtype)
+    output = model(**inputs, use_cache=False)[0]
+    output = output[counts] if counts is not None and output.shape[:2] == counts.shape else output
+    found = {}
+    for seed in range(LOSSES):
+        targets = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        model.zero_grad()
+        ((output - targets.to(dtype)) ** 2).mean().backward(retain_graph=True)
+        for part, weight in model.named_parameters():
+            if weight.grad is not None:
+                found.setdefault(part, []).append(weight.grad.to(torch.float64, copy=True).numpy())
+    model.eval()
+    return {part: np.stack(each) for part, each in found.items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_of_a_training_step(name):
+    padding = "left" if name in PADDED else None
+    exact = gradients_of(name, "exact", padding, torch.float64)
+    honest, got = gradients_of(name, "eager", padding), gradients_of(name, "attnc", padding)
+    assert got.keys() == exact.keys() and len(exact) > 10
+    if name in ("T5", "GptOss"):    # a bias and sinks that are learned
+        assert any(np.abs(x).max() > 0 for part, x in exact.items() if "sinks" in part or "relative" in part)
+    for part in exact:
+        # that of a key's bias is 0: terms as large as those of the key's weight cancel
+        scale = max(np.abs(x).max() for other, x in exact.items() if other.rpartition(".")[0] == part.rpartition(".")[0])
+        assert_within(got[part], exact[part], honest[part], scale=scale, eps_dtype="float32",
+                      name=f"{name}: gradient of {part}")
 
 
 # ------------------------------------------------------------------- where transformers' eager attention differs

@@ -51,6 +51,8 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
            s_aux=None, sliding_window=None, position_bias=None, output_attentions=False, **kwargs):
     """The attention function: (batch, heads, length, dim) in, (batch, length, heads, dim) and weights or None out.
 
+    The output has gradients for query, key, value, position bias and sinks; the weights have none.
+
     Raises
     ------
     ValueError

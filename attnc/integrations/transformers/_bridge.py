@@ -1,8 +1,6 @@
-"""Tensors to arrays and back without copies, and attention on tensors."""
+"""Attention on tensors, with gradients, and tensors to arrays and back without copies."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -23,17 +21,51 @@ def as_array(x):
 
 
 def as_tensor(x: np.ndarray) -> torch.Tensor:
+    """An array's memory as a tensor."""
     if x.dtype.name == "bfloat16":
         return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(x)
 
 
-def attention(query, key, value, *, want=(), **options):
-    given = [query, key, value, *options.values()]
-    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in given):
-        raise ValueError("no gradients yet")
-    found = attnc.attention(*map(as_array, (query, key, value)), want=want,
-                            **{name: as_array(x) for name, x in options.items()})
+def attention(query, key, value, *, bias=None, sinks=None, want=(), **options):
+    """`attnc.attention` on tensors, with gradients; weights have none."""
+    tensors = query, key, value, bias, sinks
+    options = {name: as_array(x) for name, x in options.items()}
+    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors):
+        output, weights = _Attention.apply(*tensors, options, want)
+    else:
+        output, weights, _ = _forward(tensors, options, want)
+    return attnc.AttentionResult(output, weights=weights) if want else output
+
+
+def _forward(tensors, options, want, lse=False):
+    query, key, value, bias, sinks = map(as_array, tensors)
+    want = (*((want,) if want else ()), *(("lse",) if lse else ()))
+    found = attnc.attention(query, key, value, bias=bias, sinks=sinks, want=want, **options)
     if not want:
-        return as_tensor(found)
-    return SimpleNamespace(output=as_tensor(found.output), weights=as_tensor(found.weights))
+        return as_tensor(found), None, None
+    return as_tensor(found.output), as_tensor(found.weights) if "weights" in want else None, getattr(found, "lse", None)
+
+
+class _Attention(torch.autograd.Function):
+    """Attention that remembers its inputs, its output and the lse."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, bias, sinks, options, want):
+        output, weights, ctx.lse = _forward((query, key, value, bias, sinks), options, want, lse=True)
+        ctx.save_for_backward(query, key, value, bias, sinks, output)
+        ctx.options = options
+        if weights is not None:
+            ctx.mark_non_differentiable(weights)
+        return output, weights
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_output, _):
+        query, key, value, bias, sinks, output = map(as_array, ctx.saved_tensors)
+        names = "query", "key", "value", "bias", "sinks"
+        want = tuple(name for name, needed in zip(names, ctx.needs_input_grad, strict=False) if needed)
+        found = attnc.attention_backward(as_array(grad_output), query, key, value, output, ctx.lse, bias=bias,
+                                         sinks=sinks, want=want, **ctx.options)
+        grads = (as_tensor(np.ascontiguousarray(getattr(found, name))) if name in want else None for name in names)
+        return (*grads, None, None)
