@@ -107,7 +107,8 @@ def test_gradients_of_a_training_step(name):
         assert any(np.abs(x).max() > 0 for part, x in exact.items() if "sinks" in part or "relative" in part)
     for part in exact:
         # that of a key's bias is 0: terms as large as those of the key's weight cancel
-        scale = max(np.abs(x).max() for other, x in exact.items() if other.rpartition(".")[0] == part.rpartition(".")[0])
+        module = part.rpartition(".")[0]
+        scale = max(np.abs(x).max() for other, x in exact.items() if other.rpartition(".")[0] == module)
         assert_within(got[part], exact[part], honest[part], scale=scale, eps_dtype="float32",
                       name=f"{name}: gradient of {part}")
 

@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 
 from models import MODELS, inputs_of, model_of  # noqa: E402
 
+import attnc  # noqa: E402
 from attnc.integrations import transformers as ours  # noqa: E402
 
 EVERYTHING = ("topk", "key_mass", "entropy", "map", "effective_keys", "max", "argmax", "mean_position", "mean_distance",
@@ -108,6 +109,15 @@ def test_memory_is_linear_in_the_length():
     for record in records:
         sizes = [x.size for name in ("key_mass", "entropy", "map") for x in [getattr(record, name)]]
         assert sum(sizes) + sum(x.size for x in record.topk) < 4 * 800 * 30 < 4 * 800 * 800
+
+
+def test_the_explorer_takes_the_weights_of_the_layers():
+    model = model_of("Llama")
+    tokens = torch.arange(4, 16)[None]
+    with torch.no_grad(), ours.capture(model, "weights") as records:
+        model(tokens)
+    page = attnc.explorer([record.weights for record in records], [f"word{n}" for n in tokens[0]])
+    assert "word15" in page.html
 
 
 def test_two_captures_and_two_models():
