@@ -1,0 +1,112 @@
+"""The output, and the lse, of attention on dask arrays."""
+
+from __future__ import annotations
+
+import dask
+import dask.array as da
+import numpy as np
+
+import attnc
+
+from ..._checks.scalars import check_want
+from ...results import AttentionResult
+from ._grid import Grid
+
+FAN_IN = 4      # partial results that one task merges
+
+
+def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
+              scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None, q_lengths=None,
+              kv_lengths=None, layout="bhnd", want=(), num_threads=None):
+    """`attnc.attention` on dask arrays, cut along batch, heads, queries and keys in any way.
+
+    Each block of queries meets each block of keys that some of its rows may see, as a task of its own; the results are
+    merged, four at a time, by output and lse.
+
+    Parameters
+    ----------
+    query, key, value : dask arrays
+        Of the shapes and dtypes of `attnc.attention`. Chunks of batch axes and heads are made to meet by rechunking;
+        head_dim is one chunk; the value is cut along its length as the key is.
+    mask, key_mask, bias, alibi_slopes, sinks, q_segments, k_segments : dask or NumPy arrays, optional
+    causal, window, q_offset, scale, softcap, q_lengths, kv_lengths, layout, num_threads
+        As in `attnc.attention`; what is an array there is a NumPy array here.
+    want : name or tuple of names
+        ``"lse"``; weights and their statistics have a class of their own, `AttentionWeights`.
+
+    Returns
+    -------
+    dask array like the output of `attnc.attention`, or AttentionResult of dask arrays
+        Equal to the result in one piece, to rounding.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, for chunks of unknown size, naming the argument; before anything
+        is computed.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> x = da.ones((1, 2, 8, 4), chunks=(1, 1, 4, 4), dtype="float32")
+    >>> float(attention(x, x, x, causal=True).sum().compute(scheduler="sync"))
+    64.0
+    """
+    want = check_want(want)
+    if set(want) - {"lse"}:
+        raise ValueError(f"want={want!r}; wanted 'lse' or nothing: AttentionWeights has the weights and statistics")
+    options = dict(mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+                   scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+                   k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout,
+                   num_threads=num_threads)
+    grid = Grid(query, key, value, options)
+    output, lse = states(grid)
+    a = grid.args
+    if a.two_d:
+        output, lse = output[0], lse[0]
+    elif a.layout == "bnhd":
+        output = output.swapaxes(-2, -3)
+    output = output.astype(a.dtype)
+    return AttentionResult(output, lse=lse) if want else output
+
+
+def states(grid: Grid) -> tuple[da.Array, da.Array]:
+    """Output and lse, both in the dtype of the sums, (batch..., q_heads, q_len[, value_dim])."""
+    a = grid.args
+    outputs, lses = {}, {}
+    for batch, head in grid.places():
+        for rows in grid.rows:
+            pairs = [(batch, head, rows, keys) for keys in grid.seen(rows) or grid.keys[:1]]
+            parts = [dask.delayed(_part)(*grid.inputs(*pair), grid.part(*pair), n == 0)
+                     for n, pair in enumerate(pairs)]
+            while len(parts) > 1:
+                parts = [dask.delayed(_merge)(parts[n:n + FAN_IN]) for n in range(0, len(parts), FAN_IN)]
+            shape = (*(block.stop - block.start for block in batch), (head.stop - head.start) * grid.group,
+                     rows.stop - rows.start)
+            place = (*(block.number for block in batch), head.number, rows.number)
+            lses[place] = da.from_delayed(parts[0][1], shape, a.acc)
+            outputs[*place, 0] = da.from_delayed(parts[0][0], (*shape, a.value_dim), a.acc)
+    return assembled(outputs), assembled(lses)
+
+
+def assembled(found: dict) -> da.Array:
+    """Blocks by their numbers on each axis as one array."""
+    size = [1 + max(places) for places in zip(*found, strict=True)]
+    nested = np.empty(size, object)
+    for place, block in found.items():
+        nested[place] = block
+    return da.block(nested.tolist())
+
+
+def _part(query, key, value, options, first):
+    """What a block of keys adds. Sinks enter once."""
+    if not first:
+        options = {name: option for name, option in options.items() if name != "sinks"}
+    if value is None:
+        value = np.empty((*key.shape[:-1], 0), key.dtype)
+    result = attnc.attention(query, key, value, want="lse", **options)
+    return result.output, result.lse
+
+
+def _merge(parts):
+    return attnc.merge_states(parts) if len(parts) > 1 else parts[0]

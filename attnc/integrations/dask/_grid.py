@@ -1,0 +1,175 @@
+"""How dask arrays are cut for attention, and what of each argument belongs to a block of queries and a block of keys.
+
+All arguments are checked before anything is computed, by the checks of `attnc.attention` on arrays of no size. A block
+of keys that no row of a block of queries may see by causal, window or lengths is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+import dask.array as da
+import numpy as np
+
+from ..._checks import attention_args
+
+# The axes that the last axes of an option stand for; what comes before them are batch axes.
+AXES = {"mask": "hij", "bias": "hij", "key_mask": "j", "alibi_slopes": "h", "sinks": "h", "q_segments": "i",
+        "k_segments": "j", "q_lengths": "", "kv_lengths": "", "q_offset": ""}
+LENGTHS = ("q_lengths", "kv_lengths", "q_offset")    # what decides which blocks there are
+POSITIONS = ("causal", "window", "alibi_slopes")    # what needs to know where a row stands
+
+
+@dataclass
+class Block:
+    """One block of an axis: its number, and the places start .. stop."""
+
+    number: int
+    start: int
+    stop: int
+
+    @property
+    def places(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+def blocks(chunks: tuple) -> list[Block]:
+    """The blocks of an axis with these chunks."""
+    ends = np.cumsum((0, *chunks)).tolist()
+    return [Block(n, start, stop) for n, (start, stop) in enumerate(pairwise(ends))]
+
+
+class Grid:
+    """Inputs with chunks that fit each other, and the options of each pair of blocks.
+
+    Attributes
+    ----------
+    args : Args
+        What `attnc.attention` would find in inputs of these shapes and dtypes.
+    query, key, value : dask arrays (batch..., heads, length, dim), value None where there is none
+    batch, heads, rows, keys : the blocks of each batch axis (a list for each), of kv heads, of queries and of keys
+    """
+
+    def __init__(self, query, key, value, options: dict):
+        given = {"query": query, "key": key} | ({} if value is None else {"value": value})
+        for name, array in given.items():
+            _check_chunks(name, array)
+        plain = {name: _empty(option) if name in AXES else option for name, option in options.items()}
+        lengths = {name: options[name] for name in LENGTHS if options.get(name) is not None}
+        for name, option in lengths.items():
+            if isinstance(option, da.Array):
+                raise TypeError(f"{name} is a dask array; wanted an int or a NumPy array: it decides which blocks "
+                                "there are")
+        self.args = a = attention_args(_empty(query), _empty(key), None if value is None else _empty(value),
+                                       **{**plain, **lengths})
+        self.options = {name: option for name, option in options.items() if option is not None and name != "layout"}
+        arrays = [array[None] if a.two_d else array.swapaxes(-2, -3) if a.layout == "bnhd" else array
+                  for array in given.values()]
+        self.query, self.key, *rest = _fitting(arrays, a)
+        self.value = rest[0] if rest else None
+        lead = len(a.batch)
+        self.batch = [blocks(max((x.chunks[x.ndim - 3 - lead + axis] for x in (self.query, self.key)
+                                  if x.ndim - 3 >= lead - axis), key=sum)) for axis in range(lead)]
+        self.heads, self.rows = blocks(self.key.chunks[-3]), blocks(self.query.chunks[-2])
+        self.keys = blocks(self.key.chunks[-2])
+        self.q_length = np.asarray(a.q_len if a.q_lengths is None else a.q_lengths)
+        self.kv_length = np.asarray(a.kv_len if a.kv_lengths is None else a.kv_lengths)
+        self.offset = np.asarray(self.kv_length - self.q_length if a.q_offset is None else a.q_offset)
+
+    @property
+    def group(self) -> int:
+        return self.args.q_heads // self.args.kv_heads if self.args.kv_heads else 1
+
+    def places(self):
+        """Every (batch blocks, block of kv heads)."""
+        return product(product(*self.batch), self.heads)
+
+    def cut(self, array, batch, heads: slice | None, length: Block):
+        """The block of an input; batch axes of length 1 serve all."""
+        lead = [slice(None) if size == 1 else block.places
+                for size, block in zip(array.shape[:-3], batch[len(batch) - (array.ndim - 3):], strict=True)]
+        return array[(*lead, heads, length.places)]
+
+    def inputs(self, batch, head: Block, rows: Block, keys: Block) -> list:
+        """Query, key and value of a pair of blocks; the query is as wide as the sums, so that merging loses nothing."""
+        group = slice(head.start * self.group, head.stop * self.group)
+        query = self.cut(self.query, batch, group, rows).astype(self.args.acc)
+        rest = [None if x is None else self.cut(x, batch, head.places, keys) for x in (self.key, self.value)]
+        return [query, *rest]
+
+    def seen(self, rows: Block) -> list[Block]:
+        """The blocks of keys that some row of the block may see by position."""
+        a = self.args
+        left, right = a.window or (None, None)
+        first, last = rows.start + self.offset.min(), rows.stop - 1 + self.offset.max()
+        if rows.start >= self.q_length.max(initial=0):
+            return []
+        return [keys for keys in self.keys
+                if keys.start < self.kv_length.max(initial=0) and not (a.causal and keys.start > last)
+                and not (right is not None and keys.start > last + right)
+                and not (left is not None and keys.stop - 1 < first - left)]
+
+    def part(self, batch, head: Block, rows: Block, keys: Block) -> dict:
+        """The options of a pair of blocks, in whose own places they are written."""
+        found = {name: option for name, option in self.options.items() if name not in AXES}
+        within = {"h": slice(head.start * self.group, head.stop * self.group), "i": rows.places, "j": keys.places}
+        for name, option in self.options.items():
+            if name in AXES and name not in LENGTHS:
+                found[name] = _cut_option(option, AXES[name], within, batch)
+        if self.args.q_lengths is not None:
+            found["q_lengths"] = np.clip(_of(self.q_length, batch) - rows.start, 0, rows.stop - rows.start)
+        if self.args.kv_lengths is not None:
+            found["kv_lengths"] = np.clip(_of(self.kv_length, batch) - keys.start, 0, keys.stop - keys.start)
+        if any(found.get(name) not in (None, False) if name != "alibi_slopes" else name in found for name in POSITIONS):
+            found["q_offset"] = _of(self.offset, batch) + (rows.start - keys.start)
+        return found
+
+
+def _of(array: np.ndarray, batch) -> np.ndarray:
+    """The batch blocks of a per-batch array."""
+    return _cut_option(array, "", {}, batch)
+
+
+def _cut_option(option, axes: str, within: dict, batch):
+    """The part of an option that belongs to a pair of blocks; axes of length 1 and missing ones serve all."""
+    if np.ndim(option) == 0:
+        return option
+    last = axes[max(0, len(axes) - option.ndim):]
+    lead = option.ndim - len(last)
+    places = [*(block.places for block in batch[len(batch) - lead:]), *(within[axis] for axis in last)]
+    return option[tuple(slice(None) if size == 1 else place for size, place in zip(option.shape, places, strict=True))]
+
+
+def _check_chunks(name: str, array) -> None:
+    if not isinstance(array, da.Array):
+        raise TypeError(f"{name} is {type(array).__name__}; wanted a dask array (dask.array.from_array makes one)")
+    if any(np.isnan(size) for size in array.shape):
+        raise ValueError(f"{name} has chunks of unknown size, shape {array.shape}; wanted known ones: "
+                         f"call {name}.compute_chunk_sizes() first")
+
+
+def _empty(array):
+    """An array of the same shape and dtype that takes no memory, for the checks."""
+    if array is None or np.ndim(array) == 0 or not hasattr(array, "dtype"):
+        return array
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
+
+
+def _fitting(arrays: list, a) -> list:
+    """Chunks that meet: batch axes cut alike, whole groups of heads, whole depths, values cut as keys are."""
+    lead = len(a.batch)
+    chunks = {}
+    for axis in range(lead):
+        found = [x.chunks[axis - lead + x.ndim - 3] for x in arrays if x.ndim - 3 >= lead - axis]
+        chunks[axis] = max(found, key=lambda sizes: (sum(sizes), len(sizes)))
+    group = a.q_heads // a.kv_heads if a.kv_heads else 1
+    heads = arrays[0].chunks[-3]
+    heads = tuple(size // group for size in heads) if all(size % group == 0 for size in heads) else arrays[1].chunks[-3]
+    fitted = []
+    for n, x in enumerate(arrays):
+        own = tuple(chunks[lead - (x.ndim - 3) + axis] if x.shape[axis] != 1 else (1,) for axis in range(x.ndim - 3))
+        length = x.chunks[-2] if n < 2 else arrays[1].chunks[-2]
+        own_heads = tuple(size * group for size in heads) if n == 0 else heads
+        fitted.append(x.rechunk((*own, own_heads, length, (x.shape[-1],))))
+    return fitted

@@ -1,0 +1,148 @@
+"""Exact statistics of the weights of attention on dask arrays, each block of keys under the lse over all of them."""
+
+from __future__ import annotations
+
+import dask
+import dask.array as da
+import numpy as np
+
+import attnc
+
+from ..._checks.weights import check_bins, check_k
+from ...results import TopKeys
+from ._attention import assembled, states
+from ._grid import Grid
+
+
+class AttentionWeights:
+    """The weights of `attnc.integrations.dask.attention` as an object; no method builds the matrix but `dense`.
+
+    Parameters
+    ----------
+    query, key : dask arrays
+    **options
+        Those of `attnc.integrations.dask.attention`.
+
+    Attributes
+    ----------
+    shape : tuple (batch..., q_heads, q_len, kv_len)
+    dtype : dtype
+        That of the sums, float32 or float64, which all results have.
+    lse : dask array (batch..., q_heads, q_len)
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> x = da.ones((1, 1, 8, 4), chunks=(1, 1, 4, 4), dtype="float32")
+    >>> AttentionWeights(x, x).key_mass().compute(scheduler="sync")
+    array([[[1., 1., 1., 1., 1., 1., 1., 1.]]], dtype=float32)
+    """
+
+    def __init__(self, query, key, **options):
+        self._grid = Grid(query, key, None, options)
+        a = self._grid.args
+        self.shape = (*a.batch, a.q_heads, a.q_len, a.kv_len)
+        self.dtype = a.acc
+        self.lse = states(self._grid)[1]
+        self._grid.options.pop("sinks", None)       # in the lse
+
+    def dense(self) -> da.Array:
+        """The weights themselves, (batch..., q_heads, q_len, kv_len), a chunk for each pair of blocks."""
+        return self._pairs(_dense, lambda rows, keys: (len_of(rows), len_of(keys)))
+
+    def topk(self, k: int) -> TopKeys:
+        """The k largest weights of each row and their keys, as `attnc.AttentionWeights.topk`: (..., q_len, k) each."""
+        a, k = self._grid.args, check_k(k)
+        weights, indices = {}, {}
+        for place, shape, rows, batch, head in self._rows():
+            parts = [self._delayed(_topk, batch, head, rows, keys, k, keys.start) for keys in self._grid.seen(rows)]
+            best = dask.delayed(_best)(parts, k, (*shape, len_of(rows)), a.acc)
+            weights[*place, 0] = da.from_delayed(best[0], (*shape, len_of(rows), k), a.acc)
+            indices[*place, 0] = da.from_delayed(best[1], (*shape, len_of(rows), k), np.int64)
+        return TopKeys(assembled(weights), assembled(indices))
+
+    def key_mass(self) -> da.Array:
+        """The sum over all rows of the weight of each key, (batch..., q_heads, kv_len)."""
+        masses = self._pairs(_key_mass, lambda rows, keys: (1, len_of(keys)))
+        return masses.sum(-2, dtype=np.float64).astype(self.dtype)
+
+    def map(self, bins: tuple[int, int]) -> da.Array:
+        """The weights shrunk to (row_bins, col_bins), as `attnc.AttentionWeights.map`: (batch..., q_heads, *bins)."""
+        bins = check_bins(bins, self._grid.args)
+        sums = self._pairs(_map, lambda rows, keys: (bins[0], bins[1]), bins, self.shape)
+        lead = self.shape[:-2]
+        sums = sums.reshape(*lead, -1, bins[0], sums.shape[-1] // bins[1], bins[1]).sum((-2, -4), dtype=np.float64)
+        rows = np.bincount(np.arange(self.shape[-2]) * bins[0] // self.shape[-2], minlength=bins[0])
+        return (sums / rows[:, None]).astype(self.dtype)
+
+    def _rows(self):
+        """Each block of rows: its place, the sizes before its length, and where it lies."""
+        for batch, head in self._grid.places():
+            sizes = (*map(len_of, batch), len_of(head) * self._grid.group)
+            for rows in self._grid.rows:
+                yield (*(block.number for block in batch), head.number, rows.number), sizes, rows, batch, head
+
+    def _delayed(self, function, batch, head, rows, keys, *more):
+        """A task on the weights of a pair of blocks."""
+        group = slice(head.start * self._grid.group, head.stop * self._grid.group)
+        lse = self._grid.cut(self.lse[..., None], batch, group, rows)[..., 0]
+        query, key, _ = self._grid.inputs(batch, head, rows, keys)
+        options = self._grid.part(batch, head, rows, keys)
+        return dask.delayed(_under)(function, query, key, lse, options, (rows.start, keys.start), more)
+
+    def _pairs(self, function, shape, *more) -> da.Array:
+        """A block of results for each pair of blocks; zeros where no row may see a key."""
+        found = {}
+        for place, sizes, rows, batch, head in self._rows():
+            seen = {keys.number for keys in self._grid.seen(rows)}
+            for keys in self._grid.keys:
+                whole = (*sizes, *shape(rows, keys))
+                if keys.number in seen:
+                    task = self._delayed(function, batch, head, rows, keys, *more)
+                    found[*place, keys.number] = da.from_delayed(task, whole, self.dtype)
+                else:
+                    found[*place, keys.number] = da.zeros(whole, self.dtype)
+        return assembled(found)
+
+
+def len_of(block) -> int:
+    return block.stop - block.start
+
+
+def _under(function, query, key, lse, options, start, more):
+    """The function on the weights of these keys among all."""
+    return function(attnc.AttentionWeights(query, key, lse=lse, **options), start, *more)
+
+
+def _dense(weights, start):
+    return weights.dense()
+
+
+def _key_mass(weights, start):
+    return weights.key_mass()[..., None, :]
+
+
+def _topk(weights, start, k, first):
+    found = weights.topk(min(k, weights.shape[-1]))
+    return found.weights, np.where(found.indices < 0, -1, found.indices + first)
+
+
+def _best(parts, k, lead, dtype):
+    """The best of what each block of keys found: by weight, ties to the smaller index, missing ones last."""
+    weights = np.concatenate([np.zeros((*lead, k), dtype), *(part[0] for part in parts)], -1)
+    indices = np.concatenate([np.full((*lead, k), -1), *(part[1] for part in parts)], -1)
+    order = np.lexsort((indices, np.where(indices < 0, np.inf, -weights)), axis=-1)[..., :k]
+    wrong = np.isnan(weights).any(-1, keepdims=True)
+    return np.where(wrong, np.nan, np.take_along_axis(weights, order, -1)), np.take_along_axis(indices, order, -1)
+
+
+def _map(weights, start, bins, shape):
+    """Sums over this block's part of each bin."""
+    labels = [np.arange(first, first + length) * count // whole for first, length, count, whole in zip(
+        start, weights.shape[-2:], bins, shape[-2:], strict=True)]
+    lows = [label[0] for label in labels]
+    pooled = weights.pool(*(label - low for label, low in zip(labels, lows, strict=True)))
+    rows = np.bincount(labels[0] - lows[0])
+    out = np.zeros((*weights.shape[:-2], *bins), pooled.dtype)
+    out[..., lows[0]:labels[0][-1] + 1, lows[1]:labels[1][-1] + 1] = pooled * rows[:, None]
+    return out
