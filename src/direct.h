@@ -73,7 +73,9 @@ static void T(scores_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
 INLINE int T(values_checked)(const int rows, ix vectors, const Params *p, const REAL *w, const REAL *v, ix stride, ix keys,
                              const REAL *alpha, REAL *o) {
     int fine = 1;
-#define TILE(vectors) fine = T(values_tile)(0, rows, vectors, 1, w, p->width, v, stride, keys, alpha, o, p->value_stride)
+    const REAL *w_rows[GROUP_ROWS];
+    UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w + r * p->width;
+#define TILE(vectors) fine = T(values_tile)(0, rows, vectors, 1, w_rows, v, stride, keys, alpha, o, p->value_stride)
     VECTOR_CASES(TILE)
 #undef TILE
     return fine;
@@ -81,7 +83,9 @@ INLINE int T(values_checked)(const int rows, ix vectors, const Params *p, const 
 
 INLINE void T(values_unchecked)(const int rows, ix vectors, const Params *p, const REAL *w, const REAL *v, ix stride, ix keys,
                                 const REAL *alpha, REAL *o) {
-#define TILE(vectors) T(values_tile)(0, rows, vectors, 0, w, p->width, v, stride, keys, alpha, o, p->value_stride)
+    const REAL *w_rows[GROUP_ROWS];
+    UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w + r * p->width;
+#define TILE(vectors) T(values_tile)(0, rows, vectors, 0, w_rows, v, stride, keys, alpha, o, p->value_stride)
     VECTOR_CASES(TILE)
 #undef TILE
 }

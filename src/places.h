@@ -58,12 +58,13 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
 static void T(prefetch_places)(const Params *p, const Task *t, ix r0, ix j) {
     const Array *m = &p->mask, *b = &p->bias;
     ix first = t->first_key + j;
-    __asm__ volatile("");                     /* else the compiler sees a function without effect, and leaves the call out */
+    __asm__ volatile("");                /* else the compiler sees a function without effect, and leaves the call out */
     for (ix r = r0; r < least(r0 + GROUP_ROWS, t->rows); r++) {
         ix i = t->row[r].position, h = t->row[r].head;
         if (m->data) __builtin_prefetch(t->mask + i * m->row + h * m->head + first * m->col);
         if (b->data)
-            for (ix k = 0; k < PANEL * b->col; k += 64) __builtin_prefetch(t->bias + i * b->row + h * b->head + first * b->col + k);
+            for (ix k = first * b->col; k < (first + PANEL) * b->col; k += 64)
+                __builtin_prefetch(t->bias + i * b->row + h * b->head + k);
     }
 }
 
@@ -87,7 +88,7 @@ static int T(classify)(const Params *p, Task *t, ix r0, ix n, ix block) {
     }
     t->from = t->column / PANEL * PANEL;
     t->to = round_up(t->columns, LANES);
-    int full = inner_start <= first + t->from && inner_stop >= first + t->columns;     /* what is behind is cut in any case */
+    int full = inner_start <= first + t->from && inner_stop >= first + t->columns;     /* columns behind are cut anyway */
     t->choose = 0;
     if (p->arrays) {
         int all;

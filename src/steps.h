@@ -8,7 +8,7 @@
 #define STORE_HALVES vf_store_pairs
 #define PAIR_ROW pair_row
 #else
-#define PRODUCT(dot, x, y, sum) V(fma)(x, y, sum)
+#define PRODUCT(dot, x, y, sum) ((void)(dot), V(fma)(x, y, sum))
 #define STORE_HALVES(halves, x) ((void)(halves))
 #define PAIR_ROW T(query_row)
 #endif

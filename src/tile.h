@@ -84,8 +84,8 @@ INLINE void T(scores_tile)(const int dot, const int rows, const int vectors, con
 /* A rounding error grows with the length of a chain of additions: a deep product is a sum of chains of this length. */
 enum { T(CHAIN) = 256 };
 
-INLINE void T(scores_rows)(const int dot, const int rows, const Params *p, const Task *t, ix next, const REAL *const *q_rows,
-                           const REAL *k) {
+INLINE void T(scores_rows)(const int dot, const int rows, const Params *p, const Task *t, ix next,
+                           const REAL *const *q_rows, const REAL *k) {
     const REAL *q[GROUP_ROWS];
     VEC peak[GROUP_ROWS];
     ix from = 0, depth, depths = dot ? ceil_div(p->head_dim, 2) : p->head_dim;
@@ -128,15 +128,16 @@ INLINE void T(scores_group)(const int dot, const Params *p, Task *t, ix r0, ix n
 static void T(add_alibi)(const Params *p, const Task *t, ix r, REAL *s) {
     REAL slope;
     ix position = saturating_add(t->row[r].position, t->lengths.offset);
-    memcpy(&slope, p->slopes.data + batch_offset(&p->slopes, &p->batch, t->batch) + t->row[r].head * p->slopes.head, sizeof slope);
+    memcpy(&slope, p->slopes.data + batch_offset(&p->slopes, &p->batch, t->batch) + t->row[r].head * p->slopes.head,
+           sizeof slope);
     for (ix j = t->column; j < t->columns; j++)
         s[j] += -slope * (REAL)fabs((double)position - (double)(t->first_key + j));
 }
 
-/* The scores of a row in one pass, and their lanewise maximum. With `finish`: scale, softcap and bias (b, from column lo). With
- * `select`: places that are not allowed become -inf, whatever the product there is. */
-INLINE VEC T(finish_row)(const int finish, const int select, const Params *p, const Task *t, ix lo, ix hi, const uint8_t *allow,
-                         const REAL *b, REAL *s) {
+/* The scores of a row in one pass, and their lanewise maximum. With `finish`: scale, softcap and bias (b, from column lo).
+ * With `select`: places that are not allowed become -inf, whatever the product there is. */
+INLINE VEC T(finish_row)(const int finish, const int select, const Params *p, const Task *t, ix lo, ix hi,
+                         const uint8_t *allow, const REAL *b, REAL *s) {
     const VEC never = V(set1)(-INFINITY), scale = V(set1)((REAL)p->scale), cap = V(set1)((REAL)p->softcap);
     VEC peak = never;
     for (ix j = t->from; j < t->to; j += LANES) {
@@ -227,8 +228,8 @@ INLINE void T(softmax_group)(const int dot, const Params *p, Task *t, ix r0, ix 
 /* o = o * alpha + weights @ values for rows x vectors. The rescaling is one fma where the sums are stored; as their start
  * value it would cost the same, but every addition would round at the size of all blocks before instead of this one.
  * With `check`, sums that are not all finite are not stored, and the answer is 0. */
-INLINE int T(values_tile)(const int dot, const int rows, const int vectors, const int check, const REAL *w, ix w_stride, const REAL *v, ix v_stride,
-                          ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+INLINE int T(values_tile)(const int dot, const int rows, const int vectors, const int check, const REAL *const *w,
+                          const REAL *v, ix v_stride, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     VEC sum[GROUP_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(set1)(0);
@@ -236,7 +237,7 @@ INLINE int T(values_tile)(const int dot, const int rows, const int vectors, cons
         VEC value[TILE_VECTORS];
         UNROLL for (int i = 0; i < vectors; i++) value[i] = V(loadu)(v + i * LANES);
         UNROLL for (int r = 0; r < rows; r++) {
-            VEC x = V(set1)(w[r * w_stride + j]);
+            VEC x = V(set1)(w[r][j]);
             UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = PRODUCT(dot, x, value[i], sum[r][i]);
         }
     }
@@ -253,14 +254,16 @@ INLINE int T(values_tile)(const int dot, const int rows, const int vectors, cons
 }
 
 /* With `dot`, a step is a pair of keys; where the part begins or ends inside one, its other key has the weight 0. */
-INLINE void T(values_rows)(const int dot, const int rows, const Params *p, const Task *t, REAL *o, const REAL *values, ix keys_in_block) {
+INLINE void T(values_rows)(const int dot, const int rows, const Params *p, const Task *t, const REAL *const *w, REAL *o,
+                           const REAL *values, ix keys_in_block) {
     ix chunks = T(chunks)(p), first = dot ? t->column / 2 : t->column, steps = (dot ? ceil_div(t->columns, 2) : t->columns) - first;
-    ix steps_in_block = dot ? ceil_div(keys_in_block, 2) : keys_in_block, stride = dot ? p->width / 2 : p->width;
-    const REAL *w = (dot ? (const REAL *)t->halves : P_(s)) + first;
+    ix steps_in_block = dot ? ceil_div(keys_in_block, 2) : keys_in_block;
+    const REAL *w_rows[GROUP_ROWS];
+    UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w[r] + first;
     for (ix c = 0; c < chunks; c++) {
         ix from = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - from;
         const REAL *v = values + from * LANES * steps_in_block + first * vectors * LANES;
-#define TILE(vectors) T(values_tile)(dot, rows, vectors, 0, w, stride, v, vectors * LANES, steps, P_(alpha), \
+#define TILE(vectors) T(values_tile)(dot, rows, vectors, 0, w_rows, v, vectors * LANES, steps, P_(alpha), \
                                               o + from * LANES, p->value_stride)
         VECTOR_CASES(TILE)
 #undef TILE
@@ -282,7 +285,10 @@ static void T(add_apart)(const Params *p, Task *t, ix r0, ix n, ix block, const 
         for (ix r = r0; r < r0 + n; r++) {
             if (first + j < t->row[r].start || first + j >= t->row[r].stop) continue;
             if (t->choose && !t->allow[(r - r0) * p->width + j]) continue;
-            if (p->bias.data && ((const REAL *)t->bias_row[r - r0])[j - most(t->row[r].start - first, t->column)] == -INFINITY) continue;
+            if (p->bias.data) {
+                const REAL *b = t->bias_row[r - r0];
+                if (b[j - most(t->row[r].start - first, t->column)] == -INFINITY) continue;
+            }
             REAL w = P_(s)[(r - r0) * p->width + j], *o = P_(o) + r * p->value_stride, *big = P_(apart_o) + r * p->value_stride;
             for (ix i = start; i < stop; i++) {
                 REAL v = ((const REAL *)t->line)[i - start];
@@ -299,14 +305,21 @@ static void T(rescale_apart)(const Params *p, Task *t, ix r0, ix n) {
             for (ix i = 0; i < p->value_stride; i++) P_(apart_o)[(r0 + r) * p->value_stride + i] *= P_(alpha)[r];
 }
 
-INLINE void T(values_group)(const int dot, const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) {
+/* o of a group += w[row][column] @ values over the part in hand. */
+INLINE void T(add_values)(const int dot, const Params *p, const Task *t, ix r0, ix n, ix block, const REAL *const *w,
+                          const REAL *values) {
     REAL *o = P_(o) + r0 * p->value_stride;
-    const REAL *values = kv.values;
     ix keys_in_block = least(p->block_k, t->lengths.kv_length - block * p->block_k);
-    T(rescale_apart)(p, t, r0, n);
-#define ROWS(rows) T(values_rows)(dot, rows, p, t, o, values, keys_in_block)
+#define ROWS(rows) T(values_rows)(dot, rows, p, t, w, o, values, keys_in_block)
     ROW_CASES(ROWS)
 #undef ROWS
+}
+
+INLINE void T(values_group)(const int dot, const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) {
+    const REAL *w[GROUP_ROWS];
+    for (ix r = 0; r < n; r++) w[r] = dot ? (const REAL *)t->halves + r * (p->width / 2) : P_(s) + r * p->width;
+    T(rescale_apart)(p, t, r0, n);
+    T(add_values)(dot, p, t, r0, n, block, w, kv.values);
     T(add_apart)(p, t, r0, n, block, kv.apart, *kv.n_apart, 0, p->value_dim);
 }
 
