@@ -6,6 +6,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const bytes = text => Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
 const maps = bytes(data.maps);
 const weightMax = 2 ** weightBits - 1;
+// As many decimals as the bits of a weight are good for; smaller weights have one digit that counts.
 const digits = Math.max(2, Math.min(4, Math.floor(weightBits * Math.log10(2))));
 const percent = share => (100 * share).toFixed(1) + " %";
 const queryName = at => data.tokens ? data.tokens[at] : "row " + at;
@@ -256,7 +257,7 @@ function showRow(row) {
     const at = document.createElement("small"), number = document.createElement("b");
     word.textContent = keyName(key);
     at.textContent = [key === 0 ? "first key" : "", named ? "key " + key : ""].filter(Boolean).join(" · ");
-    number.textContent = weight.toFixed(digits);
+    number.textContent = weight < 10 ** -digits ? weight.toPrecision(1) : weight.toFixed(digits);
     item.style.setProperty("--width", 100 * weight / best[0].weight + "%");
     item.append(word, at, number);
     return item;
