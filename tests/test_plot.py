@@ -15,6 +15,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 
 from attnc import plot  # noqa: E402
+from attnc.__main__ import main  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -333,6 +334,22 @@ def test_without_matplotlib_the_error_says_what_to_install(weights, monkeypatch)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install attnc\[plot\]"):
         plot.heatmap(weights, head=0)
+
+
+def test_view_writes_a_figure_of_a_head_or_of_all(tmp_path, data, weights, monkeypatch, capsys):
+    file, figure = tmp_path / "a.npz", tmp_path / "a.png"
+    np.savez(file, weights=weights, tokens=np.array(data.tokens))
+    for arguments, sides in (["--head", "3"], 1), ([], 12):
+        seen = []
+        monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda made, *a, seen=seen, **k: seen.append(made))
+        assert main(["view", str(file), "--plot", str(figure), *arguments]) == 0
+        assert len(seen[0].axes) == sides + 1 and str(figure) in capsys.readouterr().out
+    monkeypatch.undo()
+    assert main(["view", str(file), "--plot", str(figure), "--head", "0"]) == 0
+    assert pyplot.imread(figure).shape[2] >= 3
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["view", str(file), "--plot", str(figure)]) == 2
+    assert "attnc[plot]" in capsys.readouterr().err
 
 
 def test_dollar_signs_are_letters():
