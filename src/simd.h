@@ -59,6 +59,7 @@ INLINE void vd_store(double *p, vd v) { *(vd *)p = v; }
 INLINE void vf_storeu(float *p, vf v) { *(vf_unaligned *)p = v; }
 INLINE void vd_storeu(double *p, vd v) { *(vd_unaligned *)p = v; }
 
+#if !defined(__AVX512F__)    /* there the compilers build them of halves */
 /* bf16_widen and bf16_round of half.h on lanes */
 INLINE vf vf_load_bf16(const uint16_t *p) {
     vh h;
@@ -70,6 +71,7 @@ INLINE void vf_store_bf16(uint16_t *p, vf v) {
     vh h = __builtin_convertvector((nan & ((u >> 16) | 0x40)) | (~nan & rounded), vh);
     memcpy(p, &h, sizeof h);
 }
+#endif
 
 #if defined(__AVX512F__)
 #include "simd/avx512.h"

@@ -48,10 +48,12 @@ INLINE REAL T(shift_of)(REAL top) { return top == -INFINITY ? 0 : top; }
 /* A part with a higher maximum came: what was summed so far shrinks. */
 INLINE void T(raise_top)(REAL *top, REAL peak, double *sum, double *low) {
     if (!(peak > *top)) return;
-    const double factor = T(exp2_one)((*top - peak) * (REAL)0x1.71547652b82fep+0);
+    if (*sum != 0) {
+        const double factor = T(exp2_one)((*top - peak) * (REAL)0x1.71547652b82fep+0);
+        *sum *= factor;
+        *low *= factor;
+    }
     *top = peak;
-    *sum *= factor;
-    *low *= factor;
 }
 
 INLINE REAL T(peak_of)(int dtype, const char *x, ix n) {
@@ -69,7 +71,8 @@ INLINE REAL T(peak_of)(int dtype, const char *x, ix n) {
 }
 
 /* Add the powers of n elements to the sum and keep them in e, unless that is NULL; fetch what is read next. */
-INLINE void T(add_powers)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e, const char *next) {
+INLINE void T(add_powers)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e,
+                          const char *next) {
     const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2;
     const VEC s = V(set1)(shift);
     for (ix i = 0; i < n; ) {
@@ -91,11 +94,11 @@ INLINE void T(add_powers)(int dtype, const char *x, ix n, REAL shift, double *su
     }
 }
 
-typedef struct { REAL shift, inverse, log_sum; } T(Finish);
-
-static T(Finish) T(finish_of)(REAL top, double sum) {
-    if (!(sum > 0)) sum = NAN;                             /* only -inf, or a NaN or +inf among them */
-    return (T(Finish)){T(shift_of)(top), (REAL)(1 / sum), (REAL)log(sum)};
+/* By which a power is multiplied, or what is taken from an element, for the result; NaN for a row of -inf alone, or
+ * with a NaN or +inf. */
+INLINE REAL T(factor_of)(double sum, int logarithm) {
+    const double valid = sum > 0 ? sum : NAN;
+    return logarithm ? (REAL)log(valid) : (REAL)(1 / valid);
 }
 
 /* The last vector is read before its neighbours are written: out may be where the elements are. */
@@ -112,22 +115,23 @@ static T(Finish) T(finish_of)(REAL top, double sum) {
 #define FROM_E(i) V(loadu)(e + i)
 
 /* Results of n elements: from their powers where they were kept, else from the elements. */
-INLINE void T(results)(int dtype, const char *x, const REAL *e, ix n, T(Finish) f, int logarithm, char *out) {
-    const VEC shift = V(set1)(f.shift), inverse = V(set1)(f.inverse), log_sum = V(set1)(f.log_sum);
-    if (logarithm) EACH((v - shift) - log_sum, FROM_X);
-    else if (e) EACH(v * inverse, FROM_E);
-    else EACH(T(power)(v, shift) * inverse, FROM_X);
+INLINE void T(results)(int dtype, const char *x, const REAL *e, ix n, REAL top, REAL by, int logarithm, char *out) {
+    const VEC shift = V(set1)(T(shift_of)(top)), factor = V(set1)(by);
+    if (logarithm) EACH((v - shift) - factor, FROM_X);
+    else if (e) EACH(v * factor, FROM_E);
+    else EACH(T(power)(v, shift) * factor, FROM_X);
 }
 #undef EACH
 #undef FROM_X
 #undef FROM_E
 
 static REAL T(row_peak)(int dtype, const char *x, ix n) { return WITH_DTYPE(dtype, T(peak_of), x, n); }
-static void T(row_powers)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e, const char *next) {
+static void T(row_powers)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e,
+                          const char *next) {
     WITH_DTYPE(dtype, T(add_powers), x, n, shift, sum, low, e, next);
 }
-static void T(row_results)(int dtype, const char *x, const REAL *e, ix n, T(Finish) f, int logarithm, char *out) {
-    WITH_DTYPE(dtype, T(results), x, e, n, f, logarithm, out);
+static void T(row_results)(int dtype, const char *x, const REAL *e, ix n, REAL top, REAL by, int logarithm, char *out) {
+    WITH_DTYPE(dtype, T(results), x, e, n, top, by, logarithm, out);
 }
 
 /* A row of user memory whose elements are neighbours is worked on in place; others, parts with `where` and those
@@ -156,7 +160,8 @@ static void T(close_part)(const RowOp *op, char *out, const char *where, ix firs
     T(store_row)(line, n, out + first * op->out.col, op->out.col, op->out.dtype);
 }
 
-static void T(softmax_row)(const RowOp *op, const char *x, const char *where, char *out, const char *next, REAL *e, REAL *line) {
+static void T(softmax_row)(const RowOp *op, const char *x, const char *where, char *out, const char *next, REAL *e,
+                           REAL *line) {
     const ix n = op->n, chunk = T(chunk_of)(n), size = T(element_size)(op->x.dtype);
     const int here = T(in_place)(op, (n - 1) % chunk + 1), dtype = here ? op->x.dtype : NATIVE;
     REAL top = -INFINITY;
@@ -169,26 +174,34 @@ static void T(softmax_row)(const RowOp *op, const char *x, const char *where, ch
         T(raise_top)(&top, T(row_peak)(dtype, part, padded), &sum, &low);
         T(row_powers)(dtype, part, padded, T(shift_of)(top), &sum, &low, e, chunk < n ? part + chunk * size : next);
     }
-    const T(Finish) f = T(finish_of)(top, sum + low);
+    const REAL factor = T(factor_of)(sum + low, op->logarithm);
     for (ix first = 0; first < n; first += chunk) {
         const ix m = least(chunk, n - first);
         if (here) {
-            T(row_results)(dtype, x + first * size, e, m, f, op->logarithm, out + first * size);
+            T(row_results)(dtype, x + first * size, e, m, top, factor, op->logarithm, out + first * size);
             continue;
         }
         if (chunk < n) part = T(open_part)(op, x, where, first, m, line);
-        T(row_results)(dtype, part, e, most(m, LANES), f, op->logarithm, (char *)line);
+        T(row_results)(dtype, part, e, most(m, LANES), top, factor, op->logarithm, (char *)line);
         T(close_part)(op, out, where, first, m, line);
     }
 }
 
+/* Bytes from a row to the next along the last batch axis. */
+INLINE ix T(row_step)(const Array *a) {
+    return a->data && a->n_batch && a->shape[a->n_batch - 1] != 1 ? a->strides[a->n_batch - 1] : 0;
+}
+
 static void T(softmax_rows)(const RowOp *op, ix from, ix to, void *scratch) {
     REAL *e = scratch, *line = e + round_up(T(chunk_of)(op->n), LANES);
-    const char *x = op->x.data + batch_offset(&op->x, &op->batch, from);
-    for (ix i = from; i < to; i++) {
+    const ix length = op->batch.n ? op->batch.shape[op->batch.n - 1] : 1;
+    const ix step = T(row_step)(&op->x), out_step = T(row_step)(&op->out), where_step = T(row_step)(&op->where);
+    for (ix i = from, run; i < to; i += run) {
+        const char *x = op->x.data + batch_offset(&op->x, &op->batch, i);
         const char *where = op->where.data ? op->where.data + batch_offset(&op->where, &op->batch, i) : NULL;
-        const char *next = i + 1 < to ? op->x.data + batch_offset(&op->x, &op->batch, i + 1) : x;
-        T(softmax_row)(op, x, where, op->out.data + batch_offset(&op->out, &op->batch, i), next, e, line);
-        x = next;
+        char *out = op->out.data + batch_offset(&op->out, &op->batch, i);
+        run = least(to - i, length - i % length);
+        for (ix k = 0; k < run; k++, x += step, out += out_step, where += where_step)
+            T(softmax_row)(op, x, where, out, x + step, e, line);
     }
 }
