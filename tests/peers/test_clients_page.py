@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.peers
 TEXT = (Path(__file__).parents[2] / "docs" / "clients.md").read_text(encoding="utf-8")
 SECTIONS = {part.partition("\n")[0]: part for part in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]}
-NEEDS = {"transformers": ("torch", "transformers"), "ONNX": ("onnx",)}
+NEEDS = {"PyTorch": ("torch", "ml_dtypes"), "transformers": ("torch", "transformers"), "ONNX": ("onnx",)}
 
 
 def failures(section):

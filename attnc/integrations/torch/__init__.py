@@ -1,0 +1,216 @@
+"""PyTorch: attention on CPU tensors without copies, with gradients and under torch.compile."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch.nn import functional
+
+import attnc
+
+from . import _tensors
+from ._operators import Attention, arguments
+from ._tensors import as_array, as_tensor
+
+__all__ = ["as_array", "as_tensor", "attention", "attention_weights", "patch", "scaled_dot_product_attention"]
+
+
+def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None,
+                                 enable_gqa=False) -> torch.Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, by attnc: arguments and meaning are torch's.
+
+    ``is_causal=True`` is top-left: row 0 sees key 0 alone, also where there are more keys than rows.
+
+    Parameters
+    ----------
+    query, key, value : tensor (..., heads, length, dim) or (length, dim)
+        Of one dtype: float32, float64, float16 or bfloat16. Leading axes broadcast, heads too.
+    attn_mask : tensor, optional
+        bool, True = attend, or floating point, which is added to the scores; broadcasts to (..., length, keys).
+    dropout_p : float
+        0: attnc has no dropout.
+    is_causal : bool
+        Not together with `attn_mask`.
+    scale : float, optional
+        By default ``1 / sqrt(dim)``.
+    enable_gqa : bool
+        Whether there may be fewer heads of keys and values than of queries.
+
+    Returns
+    -------
+    tensor (..., heads, length, dim of value)
+        With gradients for query, key, value and a mask that is added.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not go together, and for what attnc cannot do, by its name.
+
+    Examples
+    --------
+    >>> query = torch.ones(1, 4, 2, 8, requires_grad=True)
+    >>> scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+    >>> query.grad.shape
+    torch.Size([1, 4, 2, 8])
+    """
+    _check(query, key, value)
+    if dropout_p > 0:
+        raise ValueError(f"attnc has no dropout: dropout_p must be 0, got {dropout_p}")
+    if is_causal and attn_mask is not None:
+        raise ValueError("attn_mask and is_causal=True were given; wanted one of them")
+    if not query.dtype == key.dtype == value.dtype:
+        raise TypeError(f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}")
+    options = {"scale": scale, "causal": is_causal, "q_offset": 0 if is_causal else None}
+    if attn_mask is not None:
+        _tensors.check("attn_mask", attn_mask)
+        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+            raise TypeError(f"attn_mask must be bool (True = attend) or floating point (added), got {attn_mask.dtype}")
+        options["mask" if attn_mask.dtype == torch.bool else "bias"] = attn_mask
+    return _attend(*_heads(query, key, value, enable_gqa), (), options)
+
+
+def _heads(query, key, value, grouped: bool) -> tuple:
+    """Ranks that attnc takes together; heads that torch would broadcast are."""
+    if max(query.ndim, key.ndim, value.ndim) > 2:
+        query, key, value = (x[None] if x.ndim == 2 else x for x in (query, key, value))
+        counts = query.shape[-3], key.shape[-3], value.shape[-3]
+        most = max(counts)
+        if counts[1] != counts[2] or counts[0] < most:
+            query, key, value = (x.expand(*x.shape[:-3], most, -1, -1) if x.shape[-3] == 1 else x
+                                 for x in (query, key, value))
+        elif counts[0] != counts[1] and counts[1] != 1 and not grouped:
+            raise ValueError(f"query has {counts[0]} heads, key has {counts[1]}; wanted equally many, "
+                             "or enable_gqa=True")
+    return query, key, value
+
+
+def attention(query, key, value, *, want=(), **options) -> torch.Tensor | attnc.AttentionResult:
+    """`attnc.attention` on tensors: its options, its defaults and its results, with gradients.
+
+    Parameters
+    ----------
+    query, key, value : tensor
+        Floating point, on the CPU.
+    want : name or tuple of names
+        As in `attnc.attention`. Weights have no gradient; scores are for calls without gradients.
+    **options
+        Those of `attnc.attention` but `out`; those that are arrays may be tensors.
+
+    Returns
+    -------
+    tensor, or attnc.AttentionResult of tensors
+        With gradients for query, key, value, `bias` and `sinks`, through output and lse.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attnc.attention`; for tensors that are not dense or not on the CPU; for an option whose gradient is asked
+        for and does not exist.
+
+    Examples
+    --------
+    >>> query, sinks = torch.ones(1, 4, 2, 8), torch.zeros(4, requires_grad=True)
+    >>> result = attention(query, query, query, causal=True, sinks=sinks, want="lse")
+    >>> (result.output.sum() + result.lse.sum()).backward()
+    >>> result, sinks.grad.shape
+    (AttentionResult(output (1, 4, 2, 8), lse (1, 4, 2)), torch.Size([4]))
+    """
+    _check(query, key, value)
+    for name, x in options.items():
+        if isinstance(x, torch.Tensor):
+            _tensors.check(name, x)
+    if "out" in options:
+        raise TypeError("attention on tensors has no option out")
+    return _attend(query, key, value, want, options)
+
+
+def _check(query, key, value) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        _tensors.check(name, x)
+        if not x.dtype.is_floating_point:
+            raise TypeError(f"{name} must be of a floating-point dtype, got {x.dtype}")
+
+
+def _attend(query, key, value, want, options: dict) -> torch.Tensor | attnc.AttentionResult:
+    """Attention of tensors that were checked: by itself, as a function of autograd, or as an operator."""
+    tensors = {"query": query, "key": key, "value": value,
+               **{name: x for name, x in options.items() if isinstance(x, torch.Tensor)}}
+    graph = torch.is_grad_enabled() and _tensors.need_gradients(tensors)
+    eager = _tensors.are_eager(tensors.values())
+    if eager and not graph:
+        found = attnc.attention(**{**options, **{name: _tensors.array(x) for name, x in tensors.items()}}, want=want)
+        if not want:
+            return as_tensor(found)
+        return attnc.AttentionResult(**{name: as_tensor(x) for name, x in vars(found).items()})
+    names = (want,) if isinstance(want, str) else tuple(want)
+    if not {"lse", "weights"}.issuperset(names):
+        raise ValueError(f"want must be out of 'lse' and 'weights' where gradients are recorded, got {want!r}")
+    if eager:
+        others = {name: x for name, x in options.items() if name not in tensors}
+        output, lse, weights = Attention.apply("weights" in names, tuple(tensors), others, *tensors.values())
+    else:
+        output, lse, weights = torch.ops.attnc.attention.default(query, key, value, *arguments(options),
+                                                                 "weights" in names)
+    results = {"lse": lse, "weights": weights}
+    return attnc.AttentionResult(output, **{name: results[name] for name in names}) if names else output
+
+
+def attention_weights(query, key, **options) -> attnc.AttentionWeights:
+    """The weights of tensors as an `attnc.AttentionWeights`, for statistics without the matrix; NumPy results.
+
+    Parameters
+    ----------
+    query, key : tensor
+        Not requiring grad, unless under ``torch.no_grad()``: statistics have no gradient.
+    **options
+        Those of `attnc.AttentionWeights`; those that are arrays may be tensors.
+
+    Returns
+    -------
+    attnc.AttentionWeights
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attnc.AttentionWeights`; for tensors that require grad, are not dense or not on the CPU.
+
+    Examples
+    --------
+    >>> weights = attention_weights(torch.zeros(4, 8), torch.zeros(4, 8), causal=True)
+    >>> weights.topk(1).weights.ravel()
+    array([1.        , 0.5       , 0.33333334, 0.25      ], dtype=float32)
+    """
+    for name, x in {"query": query, "key": key, **options}.items():
+        if isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name} requires grad, but statistics have no gradient; pass {name}.detach()")
+    return attnc.AttentionWeights(*map(as_array, (query, key)), **{k: as_array(x) for k, x in options.items()})
+
+
+@contextlib.contextmanager
+def patch():
+    """Within it, ``torch.nn.functional.scaled_dot_product_attention`` is attnc's where attnc can, in all threads.
+
+    Tensors on other devices, nested and sparse ones, mixed dtypes and dropout go to torch as before.
+
+    Examples
+    --------
+    >>> layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    >>> with patch():
+    ...     layer(*[torch.zeros(1, 3, 8)] * 3, need_weights=False)[0].shape
+    torch.Size([1, 3, 8])
+    """
+    theirs = functional.scaled_dot_product_attention
+
+    def routed(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+        tensors = [query, key, value, *([] if attn_mask is None else [attn_mask])]
+        ours = (dropout_p == 0 and query.dtype == key.dtype == value.dtype
+                and all(_tensors.why_not(x) is None for x in tensors))
+        return (scaled_dot_product_attention if ours else theirs)(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    functional.scaled_dot_product_attention = routed
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = theirs

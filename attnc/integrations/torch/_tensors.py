@@ -1,0 +1,73 @@
+"""Tensors as arrays and back without copies, and which tensors attnc takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+GRADIENTS = ("query", "key", "value", "bias", "sinks")
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_FOREIGN = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
+            and (dtype.is_complex or dtype.is_floating_point)} - _FLOATS
+
+
+def as_array(x):
+    """The memory of a dense tensor on the CPU as an array; what is no tensor as it is."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    if why := why_not(x):
+        raise ValueError(f"attnc takes dense tensors on the CPU, got {why}")
+    return array(x)
+
+
+def array(x: torch.Tensor) -> np.ndarray:
+    if x.dtype is torch.bfloat16:
+        import ml_dtypes  # gives the bits their name; NumPy has no bfloat16
+
+        return x.detach().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return x.detach().numpy()
+
+
+def as_tensor(x: np.ndarray) -> torch.Tensor:
+    """The memory of an array as a tensor."""
+    if x.dtype.kind == "V":
+        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def why_not(x) -> str | None:
+    """What keeps attnc from taking a tensor."""
+    if not isinstance(x, torch.Tensor):
+        return type(x).__name__
+    if x.is_nested:
+        return "a nested tensor"
+    if x.layout is not torch.strided:
+        return f"layout {x.layout}"
+    if x.device.type not in ("cpu", "meta"):
+        return f"device {x.device}"
+    if x.dtype in _FOREIGN:
+        return f"dtype {x.dtype}"
+    return None
+
+
+def check(name: str, x) -> None:
+    if why := why_not(x):
+        error = ValueError if isinstance(x, torch.Tensor) else TypeError
+        raise error(f"{name} must be a dense tensor on the CPU of a dtype that attnc has, got {why}")
+
+
+def need_gradients(tensors: dict) -> bool:
+    """Whether an input or option requires grad; an error if there is no gradient for it."""
+    found = [name for name, x in tensors.items() if x.requires_grad]
+    for name in found:
+        if name not in GRADIENTS:
+            raise ValueError(f"{name} requires grad, but attnc has no gradient for it; pass {name}.detach()")
+    return bool(found)
+
+
+def are_eager(tensors) -> bool:
+    """Whether these are plain tensors and nothing records or transforms what is called: no operator is needed."""
+    return not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
+                or torch._C._functorch.peek_interpreter_stack() is not None
+                or any([type(x) not in _PLAIN or not x.is_cpu for x in tensors]))
