@@ -342,6 +342,7 @@ def test_refused(error, arguments, words):
     (ValueError, {"kv_lengths": [9, 9]}, "kv_lengths must be from 0 to 5"),
     (ValueError, {"mask": (torch.zeros(5, 5) < 1).to_sparse()}, "mask must be a dense tensor"),
     (TypeError, {"mask": torch.zeros(5, 5)}, "mask must be bool"),
+    (ValueError, {"value": X.to("meta")}, "query is on cpu, value on meta; wanted one device"),
 ])
 def test_refused_by_attention(error, arguments, words):
     with pytest.raises(error, match=words):

@@ -113,8 +113,8 @@ def attention(query, key, value, *, want=(), **options) -> torch.Tensor | attnc.
     >>> query, sinks = torch.ones(1, 4, 2, 8), torch.zeros(4, requires_grad=True)
     >>> result = attention(query, query, query, causal=True, sinks=sinks, want="lse")
     >>> (result.output.sum() + result.lse.sum()).backward()
-    >>> result, sinks.grad.shape
-    (AttentionResult(output (1, 4, 2, 8), lse (1, 4, 2)), torch.Size([4]))
+    >>> result.lse.shape, sinks.grad.shape
+    (torch.Size([1, 4, 2]), torch.Size([4]))
     """
     _check(query, key, value)
     for name, x in options.items():
@@ -146,6 +146,8 @@ def _attend(query, key, value, want, options: dict) -> torch.Tensor | attnc.Atte
     names = (want,) if isinstance(want, str) else tuple(want)
     if not {"lse", "weights"}.issuperset(names):
         raise ValueError(f"want must be out of 'lse' and 'weights' where gradients are recorded, got {want!r}")
+    if devices := ", ".join(f"{name} on {x.device}" for name, x in tensors.items() if x.device != query.device):
+        raise ValueError(f"query is on {query.device}, {devices}; wanted one device")
     if eager:
         others = {name: x for name, x in options.items() if name not in tensors}
         output, lse, weights = Attention.apply("weights" in names, tuple(tensors), others, *tensors.values())

@@ -7,7 +7,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import _active_collector
 
-from ._bridge import attention
+from ..torch import attention
 from ._capture import AttentionRecord, capture, collect
 from ._mask import Mask, mask
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ... import AttentionWeights
-from ._bridge import as_array
+from ..torch import as_array
 
 STATISTICS = ("topk", "key_mass", "entropy", "map", "effective_keys", "max", "argmax", "mean_position",
               "mean_distance", "key_max", "lse")
