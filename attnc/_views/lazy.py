@@ -14,6 +14,17 @@ _WHERE = ("mask", "key_mask", "bias", "causal", "window", "q_offset", "q_segment
 _FORBIDS = ("mask", "key_mask", "bias", "causal", "window", "q_segments", "q_lengths", "kv_lengths")
 
 
+def slack(eps: float, kv_len: int) -> float:
+    """What a sum of `kv_len` weights may miss of 1 by their rounding alone."""
+    return 4 * eps * kv_len**0.5
+
+
+def missing(total, slack: float, seeing):
+    """The share that went to no key, of rows with this `total` that saw anything at all."""
+    share = 1 - np.asarray(total, np.float64)
+    return np.where((share > slack) & seeing, share, 0)
+
+
 class Lazy:
     """Weights that are computed when they are asked for; the methods are those of `source.Dense`."""
 
@@ -23,6 +34,8 @@ class Lazy:
             raise ValueError(f"weights must not be empty, got shape {weights.shape}")
         self.shape = (math.prod(self.lead[:-1]), self.lead[-1] if self.lead else 1, *weights.shape[-2:])
         self.weights = weights
+        self._whole = weights._a.sinks is None and weights._given is None       # rows sum to 1, or are empty
+        self._slack = slack(np.finfo(weights.dtype).eps, self.shape[3])
 
     def only(self, layer, head):
         return Lazy(self.weights.head(*self._places(layer, head)))
@@ -65,11 +78,9 @@ class Lazy:
 
     def no_key(self):
         weights = self.weights
-        if weights._a.sinks is None and weights._given is None:
+        if self._whole:
             return np.zeros(self.shape[:3])
-        missing = 1 - weights.lost_mass(np.zeros((1, 1), bool)).astype(np.float64)
-        slack = 4 * np.finfo(weights.dtype).eps * self.shape[3] ** 0.5
-        return self._shaped(np.where((missing > slack) & (weights.lse > -np.inf), missing, 0))
+        return self._shaped(missing(weights.lost_mass(np.zeros((1, 1), bool)), self._slack, weights.lse > -np.inf))
 
     def column(self, key):
         return self._shaped(self.weights[..., key])
@@ -86,9 +97,10 @@ class Lazy:
     def row(self, layer, head, row):
         places = self._places(layer, head)
         share, even = self.weights[(*places, row)], self._even()
+        nowhere = 0.0 if self._whole else missing(share.sum(), self._slack, self.weights.lse[(*places, row)] > -np.inf)
         if even is None:
-            return share, np.ones(share.shape, bool)
-        return share, even[(*(places or (0,)), row)] > 0
+            return share, np.ones(share.shape, bool), nowhere
+        return share, even[(*(places or (0,)), row)] > 0, nowhere
 
     def key_mass(self):
         return self._shaped(self.weights.key_mass(normalize=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._checks import integer
-from .lazy import Lazy
+from .lazy import Lazy, missing, slack
 from .tokens import starts
 
 
@@ -63,6 +63,11 @@ def check_row(source, row) -> int:
     return integer("row", row, -q_len, q_len - 1) % q_len
 
 
+def entropy_of(share, nowhere) -> float:
+    """The entropy of one row in nats, its share on no key an event as in `AttentionWeights.entropy`."""
+    return float(_entropy(np.append(share, nowhere).astype(np.float64)))
+
+
 class Dense:
     """Weights that are there as an array."""
 
@@ -94,8 +99,7 @@ class Dense:
         if low < 0 or high > 1.01:
             raise ValueError(f"weights must lie between 0 and 1, got {low:.4g} to {high:.4g}; "
                              "if these are scores, attnc.softmax makes weights of them")
-        # Sums of stored weights miss 1 by their rounding alone; what is missing beyond that went to no key.
-        self._slack = 4 * max(float(np.finfo(np.float32).eps), _eps(weights.dtype)) * self.shape[3] ** 0.5
+        self._slack = slack(max(float(np.finfo(np.float32).eps), _eps(weights.dtype)), self.shape[3])
 
     def map(self, bins, reduce):
         """(layers, heads, row bins, column bins): NaN where nothing is allowed."""
@@ -137,8 +141,7 @@ class Dense:
 
     def no_key(self):
         """The share of each row that went to no key, as with sinks."""
-        missing = 1 - self.weights.sum(-1)
-        return np.where((missing > self._slack) & self.allowed.any(-1), missing, 0)
+        return missing(self.weights.sum(-1), self._slack, self.allowed.any(-1)).astype(self.weights.dtype)
 
     def column(self, key):
         return self.weights[..., key]
@@ -150,8 +153,9 @@ class Dense:
         return np.where(there, self.weights[..., np.arange(self.shape[2]), np.clip(at, 0, self.shape[3] - 1)], 0)
 
     def row(self, layer, head, row):
-        """The weights of one row, and which keys it may see."""
-        return self.weights[layer, head, row], self.allowed[layer, head, row]
+        """The weights of one row, which keys it may see, and its share that went to no key."""
+        share, allowed = self.weights[layer, head, row], self.allowed[layer, head, row]
+        return share, allowed, missing(share.sum(), self._slack, allowed.any())
 
     def mean_distance(self):
         at = np.arange(self.shape[2])[:, None] + self.shape[3] - self.shape[2]

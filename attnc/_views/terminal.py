@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .colours import ramp
-from .source import check_row, pick
+from .source import check_row, entropy_of, pick
 from .tokens import check_bins, check_tokens, shorten, starts, width
 
 BLOCKS, PLAIN = "  ░░▒▒▓▓██", "  ..::++##"      # five shades, two columns each
@@ -112,12 +112,9 @@ def _row(source, row, names, keys, top, columns, ascii):
     """The largest weights of one row, averaged over heads where there are several."""
     layers, heads = source.shape[:2]
     places = [source.row(layer, head, row) for layer in range(layers) for head in range(heads)]
-    share = np.mean([part for part, _ in places], axis=0, dtype=np.float64)
-    allowed = np.any([seen for _, seen in places], axis=0)
-    nowhere = float(source.no_key()[..., row].mean())
-    kept = np.append(share[allowed], nowhere)
-    kept = kept[kept > 0]
-    entropy = max(-float((kept * np.log(kept)).sum()), 0.0)
+    shares, seen, none = zip(*places, strict=True)
+    share, allowed, nowhere = np.mean(shares, axis=0, dtype=np.float64), np.any(seen, axis=0), float(np.mean(none))
+    entropy = entropy_of(share, nowhere)
     who = f"row {row}" + (f" “{names[row]}”" if names else "")
     yield f"{who}: entropy {entropy:.2f} nats, {np.exp(entropy):.1f} effective keys"
     if nowhere:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._checks import integer
-from .._views.source import check_row, load, pick
+from .._views.source import check_row, entropy_of, load, pick
 from .._views.tokens import shorten
 from . import _style
 from ._maps import _names
@@ -50,13 +50,12 @@ def row(weights, row, tokens=None, *, key_tokens=None, head=None, mask=None, mos
     layer, head = pick(source, head)
     row = check_row(source, row)
     names, keys = _names(tokens, key_tokens, *source.shape[2:])
-    share, allowed = source.row(layer, head, row)
+    share, allowed, nowhere = source.row(layer, head, row)
     share = share.astype(np.float64)
     order = np.argsort(-share, kind="stable")
     order, most = order[allowed[order]], integer("most", most, 1, _style.MOST)
     if len(order) > most + 1:       # one key alone needs no name for the others
         order = order[:most]
-    nowhere = float(source.no_key()[layer, head, row])
     others = int(allowed.sum()) - len(order)
     rest = max(float(share[allowed].sum() - share[order].sum()), 0.0)
 
@@ -86,9 +85,7 @@ def row(weights, row, tokens=None, *, key_tokens=None, head=None, mask=None, mos
     ax.tick_params(axis="x", labelcolor=_style.SOFT)
     ax.set(xlim=(0, 1.29), ylim=(len(labels) - 0.45, -0.6))
     ax.vlines([0.25, 0.5, 0.75, 1], -0.6, len(labels) - 0.4, color="white", linewidth=0.8)
-    kept = np.concatenate([share[allowed], [nowhere]])
-    kept = kept[kept > 0]
-    entropy = float(-(kept * np.log(kept)).sum()) + 0.0
+    entropy = entropy_of(share, nowhere)
     who = f"“{names[row]}”" if names else f"row {row}"
     ax.set_title(_style.plain(f"{who}: entropy {entropy:.2f} nats, as {np.exp(entropy):.1f} keys of equal weight"),
                  fontsize=10.5, color=_style.INK, loc="left", pad=18, **_style.font([who]))
