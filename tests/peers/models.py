@@ -14,7 +14,7 @@ DEEP = {**GROUPED, "head_dim": 8, "sliding_window": 4}
 TOKENS = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
 HALVES = {f"{side}_{what}": size for side in ("encoder", "decoder")
           for what, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 64))}
-MODELS = {  # what it stands for: grouped heads; a window; softcap; sinks; ...
+MODELS = {  # for grouped heads, windows, softcap, sinks, biases, chunks, values of another width
     "Llama": ("LlamaForCausalLM", GROUPED),
     "Mistral": ("MistralForCausalLM", {**GROUPED, "sliding_window": 4}),
     "Gemma2": ("Gemma2ForCausalLM", {**DEEP, "attn_logit_softcapping": 2.0}),
@@ -28,6 +28,13 @@ MODELS = {  # what it stands for: grouped heads; a window; softcap; sinks; ...
         **HALVES, "d_model": 32, "vocab_size": 99, "num_mel_bins": 8, "max_source_positions": 16,
         "max_target_positions": 64, "decoder_start_token_id": 3, "begin_suppress_tokens": None,
         "tie_word_embeddings": False}),
+    "ModernBert": ("ModernBertModel", {**SMALL, "local_attention": 4, "global_attn_every_n_layers": 2}),
+    "Llama4Text": ("Llama4ForCausalLM", {**GROUPED, "head_dim": 8, "attention_chunk_size": 4, "num_local_experts": 2,
+                                         "intermediate_size_mlp": 64}),
+    "DeepseekV3": ("DeepseekV3ForCausalLM", {
+        **SMALL, "num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_group": 1, "topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 8, "v_head_dim": 6, "first_k_dense_replace": 1}),
 }
 LENGTH = 12
 NO_DROPOUT = {
@@ -71,7 +78,7 @@ def model_of(name, dtype=torch.float32, attention="attnc"):
         config = getattr(transformers, name + "Config")(**options, **TOKENS, **NO_DROPOUT.get(name, {}))
         torch.manual_seed(0)
         model = getattr(transformers, class_name)._from_config(config, attn_implementation="eager")
-        if name == "GptOss":
+        if "experts" in str(options):
             model.set_experts_implementation("eager")   # the others know no float64
         with torch.no_grad():
             for part, weight in model.named_parameters():

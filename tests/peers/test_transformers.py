@@ -14,7 +14,7 @@ from models import LENGTH, MODELS, inputs_of, model_of  # noqa: E402
 
 from attnc.integrations import transformers as ours  # noqa: E402
 
-WRITERS = [name for name in MODELS if name not in ("Bert", "ViT")]
+WRITERS = [name for name in MODELS if name not in ("Bert", "ModernBert", "ViT")]
 LOSSES = 4      # one may round luckily
 PADDED = [name for name in MODELS if name not in ("ViT", "Whisper")]
 

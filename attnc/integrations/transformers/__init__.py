@@ -15,8 +15,8 @@ __all__ = ["NAME", "AttentionRecord", "capture", "register"]
 
 NAME = "attnc"
 # What a model hands down that is not for the attention; everything else that is not known is an error.
-_NOT_OURS = {*TransformersKwargs.__annotations__, "cache", "cache_position", "logits_to_keep", "position_embeddings",
-             "return_dict", "use_cache"}
+_NOT_OURS = {*TransformersKwargs.__annotations__, "cache", "cache_position", "deterministic", "logits_to_keep",
+             "position_embeddings", "return_dict", "use_cache"}
 
 
 def register() -> str:
