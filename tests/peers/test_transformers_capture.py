@@ -69,9 +69,9 @@ def test_padding_receives_nothing(padding):
 
 @pytest.mark.parametrize("name", ["Llama", "GptOss", "T5"])
 def test_a_few_heads(name):
-    alone, matrices, _ = run(name, what="weights", heads=[3, 0])
+    alone, matrices, _ = run(name, what="weights", heads=[2, 1])
     for record, matrix in zip(alone, matrices, strict=True):
-        np.testing.assert_allclose(record.weights.dense(), matrix[:, [3, 0]], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(record.weights.dense(), matrix[:, [2, 1]], rtol=0, atol=1e-6)
     records, _, _ = run(name, what="key_mass", heads=2)
     assert records[0].key_mass.shape == (2, 1, matrices[0].shape[-1])
 
@@ -92,11 +92,11 @@ def test_layers_by_number_and_by_name():
 
 
 def test_generated_tokens_give_a_record_each():
-    model, (inputs, _) = model_of("Llama"), inputs_of("Llama", "left")
+    model, (inputs, _) = model_of("Mistral"), inputs_of("Mistral", "left")
     with ours.capture(model, ("key_mass", "weights"), layers=1) as records:
         model.generate(**inputs, max_new_tokens=4, do_sample=False, cache_implementation="static")
     assert [record.shape[2] for record in records] == [12, 1, 1, 1]
-    for record in records:      # the cache has been written since
+    for record in records:      # the cache has moved on since, in place
         np.testing.assert_allclose(record.weights.dense().sum(-2), record.key_mass, rtol=0, atol=1e-6)
 
 

@@ -161,6 +161,24 @@ def test_packed_sequences(model):
     assert np.abs(packed - run(model, "attnc")).max() > 1e-3
 
 
+def test_a_position_bias_is_added_to_a_mask_of_numbers():
+    query, key, bias, mask = (torch.randn(2, 4, 9, n, generator=torch.Generator().manual_seed(n)) for n in (8, 8, 9, 9))
+    mask = mask.roll(1, 0)
+    got, _ = ours.attend(None, query, key, key, mask, position_bias=bias)
+    wanted = torch.nn.functional.scaled_dot_product_attention(query, key, key, bias + mask).transpose(1, 2)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_without_a_mask_a_causal_row_sees_the_keys_at_or_before_it():
+    """As sdpa has it: with more keys than rows a static cache is being filled."""
+    query, key = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 9, 8)
+    got, _ = ours.attend(torch.nn.Module(), query, key, key, None)
+    wanted = torch.nn.functional.scaled_dot_product_attention(query, key, key, is_causal=True).transpose(1, 2)
+    torch.testing.assert_close(got, wanted)
+    got, _ = ours.attend(torch.nn.Module(), query, key, key, None, is_causal=False)
+    torch.testing.assert_close(got, torch.nn.functional.scaled_dot_product_attention(query, key, key).transpose(1, 2))
+
+
 def test_what_it_cannot_do_is_an_error_that_names_it(model):
     model.set_attn_implementation("attnc")
     layer = model.layers[0].self_attn
