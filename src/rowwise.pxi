@@ -10,8 +10,8 @@ cdef struct RowWork:
 
 
 cdef enum:
-    ROW_TASK = 65536                   # elements of a task, about 30 microseconds of work
-    LEAST_PARALLEL_ROWS = 2 * 65536         # elements below which threads cost more than they save
+    ROW_TASK = 65536                   # elements of a task, about 15 microseconds of work
+    LEAST_PARALLEL_ROWS = 2 * 65536    # elements below which a call stays on one thread: two tasks, 28 microseconds
     STRIP_BYTES = 512 * 1024           # of the elements of a strip: half of L2
 
 

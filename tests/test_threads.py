@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,8 @@ from checking import assert_same_bits, inputs, plans
 
 import attnc
 from attnc import _isa
+
+threads_module = sys.modules["attnc.threads"]      # the name in the package is the context
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +89,31 @@ def test_threadpoolctl_is_a_limit(arrays):
     with threadpoolctl.threadpool_limits(1):
         assert attnc.get_num_threads() == 1 == taken(arrays)
     assert attnc.get_num_threads() >= 1
+
+
+@pytest.mark.parametrize("files, processors", [
+    ({"cpu.max": "150000 100000"}, 2), ({"cpu.max": "100000 100000"}, 1), ({"cpu.max": "1000 100000"}, 1),
+    ({"cpu.max": "max 100000"}, 1 << 20), ({}, 1 << 20), ({"cpu.max": "nonsense"}, 1 << 20),
+    ({"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+    ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 1 << 20),
+], ids=str)
+def test_the_quota_of_the_cgroup(monkeypatch, files, processors):
+    def read(path):
+        try:
+            return files[path.removeprefix("/sys/fs/cgroup/")]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    monkeypatch.setattr(threads_module, "_read", read)
+    assert threads_module._cgroup_limit() == processors
+
+
+def test_the_quota_is_a_limit_of_calls(monkeypatch, arrays):
+    monkeypatch.setattr(threads_module, "_CGROUP_LIMIT", 1)
+    assert attnc.get_num_threads() == 1 == taken(arrays)
+    assert taken(arrays, num_threads=2) == 2
+    attnc.set_num_threads(2)
+    assert taken(arrays) == 2
 
 
 def openmp():
