@@ -137,7 +137,6 @@ cdef extern from "tiles.h" nogil:
         void (*values)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t, Packed) noexcept nogil
         void (*values_direct)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*finish)(const Params*, Task*, Py_ssize_t, Py_ssize_t) noexcept nogil
-        void (*prefetch_weights)(const Params*, const Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*store_kept)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*store_again)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*store_under_lse)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil

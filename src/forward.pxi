@@ -171,8 +171,6 @@ cdef void attend_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, Py_ssize_t 
         return
     scores(w, t, r, n, block, kv, seen)
     tile.softmax(p, t, r, n, block)
-    if p.keep and p.k_blocks == 1:
-        tile.prefetch_weights(p, t, r, n, block)
     if p.value_dim and p.direct:
         tile.values_direct(p, t, r, n, block)
     elif p.value_dim:

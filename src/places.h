@@ -54,9 +54,10 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
     return some;
 }
 
-/* Ask for what the next group of rows reads of mask and bias at the keys of the panel at column j. */
-static void T(prefetch_places)(const Params *p, const Task *t, ix r0, ix j) {
-    const Array *m = &p->mask, *b = &p->bias;
+/* Ask, while the products of a panel of keys at column j are formed, for what the next group of rows (from r0) reads of
+ * mask and bias there, and for the lines of dense weights that this group will write when it is closed at once. */
+static void T(prefetch_panel)(const Params *p, const Task *t, ix r0, ix rows, ix j) {
+    const Array *m = &p->mask, *b = &p->bias, *w = &p->weights;
     ix first = t->first_key + j;
     __asm__ volatile("");                /* else the compiler sees a function without effect, and leaves the call out */
     for (ix r = r0; r < least(r0 + GROUP_ROWS, t->rows); r++) {
@@ -66,6 +67,10 @@ static void T(prefetch_places)(const Params *p, const Task *t, ix r0, ix j) {
             for (ix k = first * b->col; k < (first + PANEL) * b->col; k += 64)
                 __builtin_prefetch(t->bias + i * b->row + h * b->head + k);
     }
+    if (p->keep && p->k_blocks == 1 && w->col == (ix)sizeof(REAL))
+        for (ix r = r0 - rows; r < r0; r++)
+            for (ix k = first * w->col; k < (first + PANEL) * w->col; k += 64)
+                __builtin_prefetch(t->weights + t->row[r].position * w->row + t->row[r].head * w->head + k, 1);
 }
 
 /* Cut the block to the columns that some row of the group sees, and say what is to be masked in it. */

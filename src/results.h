@@ -49,15 +49,6 @@ static void T(finish)(const Params *p, Task *t, ix r0, ix n) {
 
 /* ------------------------------------------------------------------------------------------ weights and scores */
 
-/* Ask for the lines of dense weights that a group will write when it is closed. */
-static void T(prefetch_weights)(const Params *p, const Task *t, ix r0, ix n, ix block) {
-    if (p->weights.col != (ix)sizeof(REAL)) return;
-    for (ix r = r0; r < r0 + n; r++) {
-        char *x = T(row_pointer)(t, &p->weights, t->weights, r) + block * p->block_k * p->weights.col;
-        for (ix i = 0; i < t->columns * (ix)sizeof(REAL); i += 64) __builtin_prefetch(x + i, 1);
-    }
-}
-
 /* One row's part of a block, times factor, with `fill` at the block's places outside the part. */
 INLINE void T(store_part)(const Params *p, const Task *t, const Array *a, char *batch, ix r, ix block, const REAL *s, REAL factor,
                           REAL fill) {

@@ -97,7 +97,7 @@ INLINE void T(scores_rows)(const int dot, const int rows, const Params *p, const
             REAL *s = P_(s) + j;
             ix vectors = least(PANEL, t->to - j) / LANES;
             const REAL *panel = k + j * depths + from * PANEL;
-            if (p->arrays && from == 0) T(prefetch_places)(p, t, next, j);
+            if ((p->arrays || p->keep) && from == 0) T(prefetch_panel)(p, t, next, rows, j);
 #define TILE(vectors) T(scores_tile)(dot, rows, vectors, q, panel, depth, from == 0, j + PANEL < t->to ? every : tail, s, \
                                               p->width, peak)
             VECTOR_CASES(TILE)

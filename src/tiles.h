@@ -52,7 +52,6 @@ typedef struct {
     void (*values)(const Params *, Task *, ix, ix, ix, Packed);
     void (*values_direct)(const Params *, Task *, ix, ix, ix);
     void (*finish)(const Params *, Task *, ix, ix);
-    void (*prefetch_weights)(const Params *, const Task *, ix, ix, ix);
     void (*store_kept)(const Params *, Task *, ix, ix, ix);
     void (*store_again)(const Params *, Task *, ix, ix, ix);
     void (*store_under_lse)(const Params *, Task *, ix, ix, ix);
@@ -72,7 +71,7 @@ typedef struct {
 #define TILE(type, real, lanes, packed, step) { \
     sizeof(real), lanes * TILE_VECTORS, lanes, packed, begin_##step, pack_##step, classify_##type, scores_##step, \
     scores_direct_##type, finish_scores_##type, softmax_##step, values_##step, values_direct_##type, \
-    finish_##type, prefetch_weights_##type, store_kept_##type, \
+    finish_##type, store_kept_##type, \
     store_again_##type, store_under_lse_##type, store_scores_##type, save_state_##type, merge_state_##type, save_row_stats_##type, \
     load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type, softmax_strips_##type, softmax_backward_rows_##type }
 
