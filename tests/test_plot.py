@@ -264,6 +264,25 @@ def test_the_chain_obeys_every_option_and_groups_of_heads(name, seed):
         assert name == "sinks"
 
 
+@pytest.mark.parametrize("odd", [{"mask": np.zeros((4, 4), bool)}, {"bias": np.full((4, 4), np.nan)},
+                                 {"bias": np.where(np.eye(4) == 1, np.inf, 0)}, {}])
+def test_a_row_that_sees_nothing_and_one_of_nan_are_drawn(odd):
+    x = np.random.default_rng(0).standard_normal((4, 3))
+    value = np.where(np.arange(4)[:, None] == 2, np.inf, x)
+    figure = plot.explain(x, x, value, row=0, **odd)
+    assert inside(figure) == []
+    if "mask" in odd:
+        assert texts(figure.axes[2])[:4] == ["not allowed"] * 4 and texts(figure.axes[3])[:4] == ["0.0000"] * 4
+
+
+@pytest.mark.parametrize("weights", [np.zeros((2, 2)), np.full((2, 2), np.nan), np.ones((1, 1)), np.ones((3, 1))])
+def test_odd_weights_are_drawn(weights):
+    for norm in ("sqrt", "log"):
+        assert inside(plot.heatmap(weights, norm=norm).figure) == []
+    assert inside(plot.heads(weights, order="entropy")) == []
+    assert inside(plot.row(weights, 0).figure) == inside(plot.key_mass(weights).figure) == []
+
+
 def test_many_keys_share_a_line_and_words_may_be_others(data):
     figure = plot.explain(data.query[3], data.key[3], data.value[3], row=5, tokens=data.tokens, most=3,
                           words={"title": "“{token}” ne alıyor?", "others": "başka {count} anahtar"})
@@ -325,6 +344,10 @@ def test_bad_input(call, options, error, text, weights):
 def test_bad_input_of_the_chain(options, text, data):
     with pytest.raises(ValueError, match=text):
         plot.explain(data.query, data.key, data.value, **{"head": 3} | options)
+    with pytest.raises(TypeError, match="no option want"):
+        plot.explain(data.query[3], data.key[3], data.value[3], row=0, want="lse")
+    with pytest.raises(ValueError, match="got 11 queries and 0 keys with 32 values each"):
+        plot.explain(data.query[3], data.key[3, :0], data.value[3, :0], row=0)
     with pytest.raises(ValueError, match="got a batch of"):
         plot.explain(data.query[None], data.key[None], data.value[None], row=0)
     assert pyplot.get_fignums() == []

@@ -214,6 +214,13 @@ def test_the_terminal_fits_long_maps_and_marks_what_is_not_allowed(seed):
     assert "row 299" in text and "on no key (sink)" in text
 
 
+@pytest.mark.parametrize("weights", [np.zeros((2, 2)), np.full((2, 2), np.nan), np.ones((1, 1)), np.ones((3, 1))])
+def test_odd_weights_have_a_text(weights):
+    text = terminal.show(load(weights))
+    assert "row 0" in text or "row 1" in text
+    assert ("not allowed" in text) is not np.all(weights == 1)
+
+
 def test_colours_and_ascii(turkish):
     source, data = turkish
     assert "\x1b[48;5;" in terminal.show(source, data.tokens, colour=True)

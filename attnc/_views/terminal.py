@@ -125,7 +125,7 @@ def _row(source, row, names, keys, top, columns, ascii):
     room = max(min(columns - label - 22, 40), 4)
     for at in order:
         name = shorten(keys[at], 2 * LABEL) if keys else ""
-        eighths = round(8 * room * share[at] / (share[order[0]] or 1))
+        eighths = round(8 * room * float(np.nan_to_num(share[at] / (share[order[0]] or 1))))
         bar = "#" * (eighths // 8) if ascii else "█" * (eighths // 8) + (BAR[eighths % 8] if eighths % 8 else "")
         yield f"  {name}{' ' * (label - width(name))}  key {at:<6} {share[at]:.4f} {bar}"
     if not len(order):

@@ -73,7 +73,12 @@ def explain(query, key, value, *, row, tokens=None, key_tokens=None, head=None, 
         raise ValueError(f"words has no place for {', '.join(sorted(map(repr, unknown)))}; "
                          f"there are {', '.join(WORDS)}")
     words = WORDS | (words or {})
+    if wrong := options.keys() & {"want", "out", "stage"}:
+        raise TypeError(f"explain shows every link of the chain; it has no option {', '.join(sorted(wrong))}")
     args = attention_args(query, key, value, **options)
+    if 0 in (args.q_len, args.kv_len, args.value_dim):
+        raise ValueError(f"query, key and value must hold something to explain, got {args.q_len} queries and "
+                         f"{args.kv_len} keys with {args.value_dim} values each")
     if args.batch:
         raise ValueError(f"query must be (q_len, head_dim) or (heads, q_len, head_dim), got a batch of {args.batch}")
     names = check_tokens("tokens", tokens, args.q_len, "the queries")
@@ -116,7 +121,8 @@ def _numbers(one, key, value, options, factor, words, most, names):
         panels.append(("masked", words["masked_is"], final))
     panels = [(name, formula, np.append(numbers[chosen], [np.nan] * len(tail))) for name, formula, numbers in panels]
     panels.append(("weight", words["weight_is"], np.append(weights[chosen], tail)))
-    weighted = np.where(weights[chosen, None] == 0, 0, weights[chosen, None] * value[chosen])
+    some = weights[chosen, None]        # a weight of 0 takes nothing, whatever the value is
+    weighted = np.multiply(some, value[chosen], out=np.zeros_like(value[chosen]), where=some != 0)
     lse, best = float(result.lse[0]), order[0] if len(order) else None
     sums = [words["sum"].format(total=weights.sum() + nowhere)]
     if best is not None and weights[best] > 0:

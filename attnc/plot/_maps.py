@@ -210,7 +210,8 @@ def heads(weights, *, mask=None, order=None, most=None, bins=None, reduce="mean"
     side = 1.6 if columns <= 6 else 1.1
     maps = source.map(bins, check_reduce(reduce))
     scale, words = _style.norm(norm, np.nanmax(maps, initial=0))
-    figure = _style.new_figure(figure, figsize=(side * columns + 0.9, (side + (0.36 if order else 0.2)) * lines + 0.3))
+    height = max((side + (0.36 if order else 0.2)) * lines + 0.3, 2.5)      # room for the words at the bar
+    figure = _style.new_figure(figure, figsize=(max(side * columns + 0.9, 3.2), height))
     grid = figure.subplots(lines, columns, squeeze=False).ravel()
     for ax in grid[len(shown):]:
         ax.remove()
@@ -221,7 +222,7 @@ def heads(weights, *, mask=None, order=None, most=None, bins=None, reduce="mean"
         name = f"L{layer} H{head}" if layers > 1 else f"head {head}"
         ax.set_title(name + text, fontsize=8 if side > 1.2 else 6.5, color=_style.INK, pad=3)
     if np.isnan(maps).any():
-        words += "; hatched: not allowed"
+        words += "\nhatched: not allowed"
     _style.bar(figure, image, list(grid[:len(shown)]), norm, words, size=8, aspect=35, pad=0.01)
     return figure
 

@@ -78,8 +78,9 @@ def row(weights, row, tokens=None, *, key_tokens=None, head=None, mask=None, mos
     for y, part, end in zip(at, shares, ends, strict=True):
         ax.text(1.02, y, f"{part:.4f}", va="center", fontsize=9, color=_style.INK)
         ax.text(1.28, y, f"{end:.1%}", va="center", ha="right", fontsize=9, color=_style.SOFT)
-    ax.text(1.02, -0.85, "weight", fontsize=9, color=_style.SOFT)
-    ax.text(1.28, -0.85, "sum", fontsize=9, ha="right", color=_style.SOFT)
+    for x, side, name in ((1.02, "left", "weight"), (1.28, "right", "sum")):
+        ax.annotate(name, (x, 1), (0, 6), xycoords=("data", "axes fraction"), textcoords="offset points", ha=side,
+                    fontsize=9, color=_style.SOFT)
     ax.set_yticks(at, [_style.plain(label) for label in labels], fontsize=9.5, **_style.font(labels))
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"], fontsize=8.5)
     ax.tick_params(axis="x", labelcolor=_style.SOFT)
