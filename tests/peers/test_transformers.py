@@ -113,6 +113,28 @@ def test_gradients_of_a_training_step(name):
                       name=f"{name}: gradient of {part}")
 
 
+def test_checkpointed_layers_have_the_same_gradients():
+    whole = gradients_of("Llama", "attnc", "left")
+    model = model_of("Llama")
+    model.activation_checkpointing_enable()
+    again = gradients_of("Llama", "attnc", "left")
+    model.activation_checkpointing_disable()
+    for part in whole:
+        np.testing.assert_array_equal(again[part], whole[part])
+
+
+@pytest.mark.parametrize("name", ["Mistral", "T5"])
+def test_compiled(name):
+    """As one graph, whose results are those of the model as it was."""
+    model, (inputs, counts) = model_of(name), inputs_of(name, "left")
+    torch._dynamo.reset()
+    with torch.no_grad():
+        wanted = model(**inputs, use_cache=False).logits
+        got = torch.compile(model, backend="aot_eager", fullgraph=True)(**inputs, use_cache=False).logits
+    rows = counts if wanted.shape[:2] == counts.shape else ...
+    np.testing.assert_allclose(got[rows].numpy(), wanted[rows].numpy(), rtol=0, atol=1e-5)
+
+
 # ------------------------------------------------------------------- where transformers' eager attention differs
 
 

@@ -157,5 +157,7 @@ def test_what_it_does_not_know_is_an_error_that_names_it():
     refused("layers has 2", layers=[0, 2])
     refused("heads has 4", heads=4)
     refused("heads has -1", heads=[-1])
+    with pytest.raises(ValueError, match="compiled"), ours.capture(torch.compile(model, backend="eager")):
+        pass
     model.set_attn_implementation("sdpa")
     refused("sdpa")

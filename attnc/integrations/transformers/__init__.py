@@ -74,7 +74,8 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
     if position_bias is not None:
         options["bias"] = position_bias + options["bias"] if "bias" in options else position_bias
     options.update(scale=scaling, softcap=softcap, sinks=s_aux)
-    collect(module, query, key, options)
+    if not torch.compiler.is_compiling():
+        collect(module, query, key, options)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     weights = output_attentions or _weights_are_collected()
     result = attention(query, key, value, **options, layout="bnhd", want="weights" if weights else ())

@@ -58,8 +58,8 @@ def capture(model, what=("topk", "key_mass", "entropy", "map"), *, layers=None, 
     Raises
     ------
     ValueError
-        If the model runs another attention, or if a name in `what`, a layer or a head is not known; for the number of
-        a layer when the run is over.
+        If the model runs another attention or is compiled, or if a name in `what`, a layer or a head is not known; for
+        the number of a layer when the run is over.
 
     Examples
     --------
@@ -101,6 +101,8 @@ class _Collector:
         found = model.config._attn_implementation
         if found != "attnc":
             raise ValueError(f"the model runs {found!r}; capture needs model.set_attn_implementation('attnc')")
+        if any(isinstance(x, torch._dynamo.OptimizedModule) or x._compiled_call_impl for x in model.modules()):
+            raise ValueError("the model is compiled; capture needs it as it was")
         self.names = {id(module): name for name, module in model.named_modules()}
         self.layers = [layers] if isinstance(layers, (int, str)) else layers
         for layer in self.layers or ():
