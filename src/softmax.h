@@ -21,6 +21,8 @@ INLINE VEC T(get)(const char *x, int dtype, ix i) {
 #if REAL_BITS == 32
     if (dtype == F16) return vf_load_f16((const uint16_t *)x + i);
     if (dtype == BF16) return vf_load_bf16((const uint16_t *)x + i);
+#else
+    (void)dtype;
 #endif
     return V(loadu)((const REAL *)x + i);
 }
@@ -28,6 +30,8 @@ INLINE void T(put)(char *x, int dtype, ix i, VEC v) {
 #if REAL_BITS == 32
     if (dtype == F16) { vf_store_f16((uint16_t *)x + i, v); return; }
     if (dtype == BF16) { vf_store_bf16((uint16_t *)x + i, v); return; }
+#else
+    (void)dtype;
 #endif
     V(storeu)((REAL *)x + i, v);
 }
@@ -37,7 +41,7 @@ INLINE void T(put)(char *x, int dtype, ix i, VEC v) {
 #define WITH_DTYPE(dtype, f, ...) \
     (dtype == F16 ? f(F16, __VA_ARGS__) : dtype == BF16 ? f(BF16, __VA_ARGS__) : f(F32, __VA_ARGS__))
 #else
-#define WITH_DTYPE(dtype, f, ...) f(F64, __VA_ARGS__)
+#define WITH_DTYPE(dtype, f, ...) ((void)(dtype), f(F64, __VA_ARGS__))
 #endif
 
 INLINE VEC T(power)(VEC x, VEC shift) { return V(exp2)((x - shift) * V(set1)((REAL)0x1.71547652b82fep+0)); }

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 from build_tree import MADE, ROOT, compiler, copy_sources, pip, run
@@ -78,6 +79,27 @@ def test_what_the_compiler_lacks_is_left_out_said_and_listed(tmp_path):
         assert refused.returncode == 1
         assert "ImportError: attnc: instruction set 'avx2' was left out when attnc was built; available: base" \
             in refused.stdout
+
+
+HEADERS = """
+#include "runtime.h"
+#include "hooks.h"
+#include "probes.h"
+const Tile *tiles(void) { return TILES; }
+"""
+
+
+@pytest.mark.parametrize("isa", _cpu.BUILT)
+@pytest.mark.parametrize("cc", ["gcc", "clang"])
+def test_our_c_gives_no_warning(cc, isa, tmp_path):
+    """All headers in one file; what only the Cython side calls would be unused there."""
+    if shutil.which(cc) is None:
+        pytest.skip(f"{cc} is not there")
+    (tmp_path / "headers.c").write_text(HEADERS)
+    done = run(cc, "-fsyntax-only", "-std=c11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function",
+               f"-I{sysconfig.get_path('include')}", f"-I{ROOT / 'src'}", *FLAGS.get(isa, ()), "headers.c",
+               folder=tmp_path)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(("refuses", "message"), [
