@@ -14,10 +14,11 @@ FAIR := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-peers test-more bench bench-check bench-readme wheel lint clean
+.PHONY: help run test test-peers test-more test-wheel test-aarch64 test-qemu
+.PHONY: bench bench-check bench-readme wheel lint clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
 	    printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 run: $(INSTALLED)  ## the main job: the chain on a real sentence, parity and speed on this machine, in a minute
@@ -32,6 +33,16 @@ test-peers: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm $(VENV)/wit
 test-more: $(VENV)/with-test $(VENV)/with-more  ## the tests that take long: every float32 in range, longer fuzz, builds
 	$(PY) -m pytest -m more
 
+test-wheel: wheel  ## the tests of the wheel in fresh environments without a compiler, under every Python that is found
+	$(PY) tests/installed.py
+
+test-aarch64: $(VENV)/with-test  ## the quick tests on 64-bit Arm, emulated (tests/emulated.py says what it needs)
+	$(PY) tests/emulated.py aarch64
+
+test-qemu: $(VENV)/with-test  ## the quick tests on x86-64 without AVX, then with AVX2 alone, emulated
+	$(PY) tests/emulated.py nehalem
+	$(PY) tests/emulated.py haswell
+
 bench: $(VENV)/with-bench  ## every case against every peer that is installed (make test-peers installs torch)
 	$(FAIR) $(PY) -m attnc bench
 
@@ -45,14 +56,20 @@ bench-readme: $(VENV)/with-contenders  ## measure everything against every peer,
 	$(PY) benchmarks/readme.py
 	$(PY) benchmarks/plots.py
 
-wheel: $(INSTALLED)  ## an sdist and, from it, one wheel for every Python from 3.11 on, in dist/
-	$(PIP) install 'build>=1.2'
-	rm -rf dist
-	$(PY) -m build
+wheel: $(VENV)/with-wheel  ## an sdist and, from it, one wheel for every Python from 3.11 on, repaired and checked, in dist/
+	rm -rf dist build/wheel
+	$(PY) -m build --outdir build/wheel
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
+	cp build/wheel/*.tar.gz dist
+	$(VENV)/bin/abi3audit --strict --summary dist/*.whl
+	$(VENV)/bin/check-wheel-contents dist/*.whl
+	$(PY) -m twine check --strict dist/*
+	$(VENV)/bin/validate-pyproject pyproject.toml
 
-lint: $(INSTALLED)  ## ruff over the repository
-	$(PIP) install 'ruff>=0.12'
+lint: $(VENV)/with-lint  ## ruff over the repository, mypy over the package, and stubtest: whether types and modules agree
 	$(PY) -m ruff check
+	$(PY) -m mypy
+	$(PY) -m mypy.stubtest attnc --allowlist tests/stubtest.txt
 
 clean:  ## remove everything that was made, .venv too
 	rm -rf $(VENV) build dist attnc.egg-info attnc/*.so .pytest_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 # Best last: each name is a promise of what the processor and its operating system must offer (src/cpu.pyx checks it).
 X86 = {"base": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"],
@@ -32,9 +34,15 @@ HEADERS = sorted(f"src/{path.relative_to(SRC).as_posix()}" for path in SRC.rglob
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 LIMITED_API = [] if FREE_THREADED else [("Py_LIMITED_API", "0x030B0000")]
 
-COMPILER = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()
+WINDOWS = sys.platform == "win32"     # there clang-cl, which takes Clang's own flags behind a prefix
+COMPILER = (os.environ.get("CC") or sysconfig.get_config_var("CC") or ("clang-cl" if WINDOWS else "cc")).split()
 INCLUDE = f"-I{sysconfig.get_path('include')}"
 EMPTY = "int main(void) { return 0; }"
+
+
+def options(flags):
+    """Flags as the compiler's driver takes them."""
+    return [f"/clang:{flag}" for flag in flags] if WINDOWS else [*flags]
 
 
 def run(command):
@@ -50,7 +58,7 @@ def compiles(source, *flags):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "probe.c"
         path.write_text(source)
-        done = run([*COMPILER, *flags, str(path), "-o", str(path.with_suffix(""))])
+        done = run([*COMPILER, *options(flags), str(path), "-o", str(path.with_suffix(""))])
         return done is not None and done.returncode == 0 and path.with_suffix("").exists()
 
 
@@ -67,9 +75,19 @@ def extension(name, source, flags, folder, macros=(), openmp=()):
         # One call each, with its own folder: two modules of one .pyx in a single call would overwrite each other's C.
         build_dir=f"build/{folder}", include_path=["src"], compiler_directives=DIRECTIVES)
     # Not given to cythonize: it remembers the flags of a .pyx and would add them to those of the next module from it.
-    module.extra_compile_args = [*COMMON, *flags, *openmp]
-    module.extra_link_args = list(openmp)
+    module.extra_compile_args = options([*COMMON, *flags, *openmp])
+    module.extra_link_args = [] if WINDOWS else list(openmp)
     return module
+
+
+class BuildExt(build_ext):
+    """The build by COMPILER, which on Windows is not what setuptools would take."""
+
+    def build_extensions(self):
+        if WINDOWS:
+            self.compiler.initialize(self.plat_name)
+            self.compiler.cc = shutil.which(COMPILER[0])
+        super().build_extensions()
 
 
 if not compiles(EMPTY):
@@ -94,6 +112,7 @@ modules.append(extension("_cpu", "src/cpu.pyx", [], "cpu", [(name, f'"{text}"') 
 
 setup(
     ext_modules=modules,
+    cmdclass={"build_ext": BuildExt},
     options={
         "build_ext": {"parallel": len(modules)},
         "bdist_wheel": {} if FREE_THREADED else {"py_limited_api": "cp311"},

@@ -7,6 +7,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
+#ifdef _WIN32
+#include <malloc.h>
+#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -95,11 +98,11 @@ static int run_signal_handlers(void) {
 static int raise_pending(void) { return PyErr_Occurred() ? -1 : 0; }
 
 static void *aligned_memory(size_t bytes) {
-    void *memory = NULL;
     if (bytes > PTRDIFF_MAX - 4096) return NULL;
 #ifdef _WIN32
     return _aligned_malloc(bytes, 64);
 #else
+    void *memory = NULL;
     return posix_memalign(&memory, 64, bytes ? bytes : 64) ? NULL : memory;
 #endif
 }

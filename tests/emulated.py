@@ -20,11 +20,11 @@ CPUS = {"aarch64": "", "nehalem": "-cpu Nehalem",
 # NumPy is the oracle: under qemu 7.2 its AVX2 argsort is wrong (a permutation of 2100 is not inverted).
 SETTINGS = {"haswell": "NPY_DISABLE_CPU_FEATURES=X86_V3 "}
 REQUIRED = ["numpy>=2.0", "pytest>=8", "ml_dtypes>=0.5", "hypothesis>=6", "threadpoolctl>=3"]
-# What does not touch the kernels, builds them itself, or asserts how soon something happens.
-ELSEWHERE = ("api", "bench", "build", "checks", "datasets", "masks", "readme", "reference", "signals", "testing",
-             "wheel")
+# What has little to do with the kernels, builds them itself, or asks how soon or in how much memory.
+ELSEWHERE = ("api", "bench", "build", "checks", "datasets", "explorer", "masks", "memory", "plot", "readme",
+             "reference", "signals", "testing", "views", "wheel")
 # The modules of x86-64 pass the whole suite on a processor that has all: here it matters what is chosen and begun.
-CHOSEN = ("isa", "simd", "invariants", "main", "threads", "memory")
+CHOSEN = ("isa", "simd", "invariants", "main", "threads")
 
 
 def run(*command, **environment):
