@@ -18,6 +18,8 @@ if TYPE_CHECKING:       # made when they are asked for, see __getattr__
     from . import plot  # noqa: F401
     from ._views.explorer import explorer
 
+    __version__: str
+
 __all__ = [
     "AttentionGradients",
     "AttentionResult",
@@ -45,21 +47,22 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
-    if name == "explorer":      # pictures, and all that they import, come when they are asked for
-        from ._views.explorer import explorer
+if not TYPE_CHECKING:       # a type checker would take any name for one of these
+    def __getattr__(name: str):
+        if name == "explorer":      # pictures, and all that they import, come when they are asked for
+            from ._views.explorer import explorer
 
-        return explorer
-    if name == "plot":
-        from importlib import import_module
+            return explorer
+        if name == "plot":
+            from importlib import import_module
 
-        return import_module(".plot", __name__)
-    if name == "__version__":  # reading the metadata takes longer than the rest of the import
-        from .config import version
+            return import_module(".plot", __name__)
+        if name == "__version__":  # reading the metadata takes longer than the rest of the import
+            from .config import version
 
-        return version()
-    raise AttributeError(f"module 'attnc' has no attribute {name!r}")
+            return version()
+        raise AttributeError(f"module 'attnc' has no attribute {name!r}")
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "plot"})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import _cpu, _isa
 from .threads import get_num_threads
 
 
-class Config(dict):
+class Config(dict[str, Any]):
     """The configuration by name; printed one entry a line."""
 
     def __repr__(self) -> str:
@@ -14,7 +16,7 @@ class Config(dict):
         return "\n".join(f"{name:{width}}  {self._text(value)}" for name, value in self.items())
 
     @staticmethod
-    def _text(value) -> str:
+    def _text(value: object) -> str:
         return ", ".join(map(str, value)) or "none" if isinstance(value, (tuple, list)) else str(value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,12 @@ class AttentionResult:
     AttentionResult(output (2, 8), lse (2,))
     """
 
-    def __init__(self, output: np.ndarray, **wanted: np.ndarray):
+    output: np.ndarray
+    lse: np.ndarray
+    weights: np.ndarray
+    scores: np.ndarray
+
+    def __init__(self, output: np.ndarray, **wanted: np.ndarray) -> None:
         self.output = output
         self.__dict__.update(wanted)
 
@@ -49,7 +54,7 @@ class WeightsSummary:
     WeightsSummary(entropy (2, 8))
     """
 
-    def __init__(self, **found):
+    def __init__(self, **found: np.ndarray | TopKeys) -> None:
         self.__dict__.update(found)
 
     def __repr__(self) -> str:
@@ -80,10 +85,11 @@ class SparseWeights:
     SparseWeights((1, 3), 1 of 3 kept)
     """
 
-    def __init__(self, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, dropped: np.ndarray, shape: tuple):
+    def __init__(self, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, dropped: np.ndarray,
+                 shape: tuple[int, ...]) -> None:
         self.indptr, self.indices, self.data, self.dropped, self.shape = indptr, indices, data, dropped, shape
 
-    def toscipy(self):
+    def toscipy(self) -> Any:
         """A `scipy.sparse.csr_array` of shape (rows, kv_len), where rows are all of (..., heads, q_len)."""
         from scipy import sparse
 
@@ -108,7 +114,13 @@ class AttentionGradients:
     AttentionGradients(query (2, 8), key (3, 8))
     """
 
-    def __init__(self, **wanted: np.ndarray):
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    bias: np.ndarray
+    sinks: np.ndarray
+
+    def __init__(self, **wanted: np.ndarray) -> None:
         self.__dict__.update(wanted)
 
     __repr__ = AttentionResult.__repr__

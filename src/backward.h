@@ -192,7 +192,7 @@ static void T(add_query)(const Params *p, const Backward *w, const Task *t, ix r
 }
 
 /* For each six keys the rows that may see one of them. */
-static void T(set_spans)(const Params *p, const Task *t, ix keys, Sweep *b) {
+static void T(set_spans)(const Task *t, ix keys, Sweep *b) {
     for (ix j = 0; j < keys; j += GROUP_ROWS) {
         Range rows = {t->rows, 0};
         for (ix g = 0; g * GROUP_ROWS < t->rows; g++)
@@ -241,7 +241,7 @@ static void T(take_out_odd)(const Params *p, const Backward *w, const Task *t, i
 /* dV += P^T dO and dK += dS^T Q of a block of rows and of keys */
 static void T(add_keys)(const Params *p, const Backward *w, Task *t, ix block, int want, Sweep *b) {
     ix keys = least(p->block_k, t->lengths.kv_length - block * p->block_k);
-    T(set_spans)(p, t, keys, b);
+    T(set_spans)(t, keys, b);
     if (b->any_odd) T(take_out_odd)(p, w, t, keys, want, b);
     if (want & WANT_VALUE) T(add_to_keys)(p, b->weights, b->grad_out, w->value_stride, keys, b->span, b->d_value);
     if (want & WANT_KEY) T(add_to_keys)(p, b->scores, b->query, w->stride, keys, b->span, b->d_key);

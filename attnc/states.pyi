@@ -1,0 +1,26 @@
+"""Types of states.py."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from numpy.typing import ArrayLike, NDArray
+
+from .results import AttentionResult
+
+def merge_states(
+    states: Iterable[tuple[ArrayLike, ArrayLike]], *, layout: Literal["bhnd", "bnhd"] = ...
+) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+class AttentionState:
+    def __init__(
+        self, query: ArrayLike, *, q_offset: ArrayLike | None = ..., sinks: ArrayLike | None = ..., causal: bool = ...,
+        window: tuple[int | None, int | None] | None = ..., scale: float | None = ..., softcap: float | None = ...,
+        alibi_slopes: ArrayLike | None = ..., layout: Literal["bhnd", "bnhd"] = ..., num_threads: int | None = ...
+    ) -> None: ...
+    @property
+    def kv_len(self) -> int: ...
+    def update(
+        self, key_chunk: ArrayLike, value_chunk: ArrayLike, *, mask: ArrayLike | None = ...,
+        key_mask: ArrayLike | None = ..., bias: ArrayLike | None = ...
+    ) -> None: ...
+    def result(self) -> AttentionResult: ...

@@ -1,0 +1,31 @@
+"""What a user's type checker sees: mypy --strict reads this file (make lint), nothing runs it."""
+
+from typing import Any, assert_type
+
+import numpy as np
+from numpy.typing import NDArray
+
+import attnc
+
+x = np.zeros((1, 2, 3, 4), np.float32)
+assert_type(attnc.attention(x, x, x), NDArray[Any])
+assert_type(attnc.attention(x, x, x, causal=True, window=(3, None), num_threads=1), NDArray[Any])
+assert_type(attnc.attention(x, x, x, want=()), NDArray[Any])
+assert_type(attnc.attention(x, x, x, want="lse"), attnc.AttentionResult)
+assert_type(attnc.attention(x, x, x, want=("lse", "weights")), attnc.AttentionResult)
+assert_type(attnc.attention(x, x, x, want="weights").weights, NDArray[Any])
+assert_type(attnc.attention([[1.0]], [[1.0]], [[1.0]]), NDArray[Any])
+assert_type(attnc.attention_scores(x, x, stage="raw"), NDArray[Any])
+assert_type(attnc.attention_weights(x, x), NDArray[Any])
+assert_type(attnc.attention_varlen(x[0], x[0], x[0], [0, 2], [0, 2], want="lse"), attnc.AttentionResult)
+assert_type(attnc.attention_varlen(x[0], x[0], x[0], [0, 2], [0, 2]), NDArray[Any])
+assert_type(attnc.softmax(x, axis=(0, 1)), NDArray[Any])
+assert_type(attnc.weighted_sum(x, x), NDArray[Any])
+assert_type(attnc.get_num_threads(), int)
+assert_type(attnc.isa(), str)
+
+attnc.attention(x, x, x, want="output")  # type: ignore[call-overload]
+attnc.attention(x, x, x, window=3)  # type: ignore[call-overload]
+attnc.attention(x, x)  # type: ignore[call-overload]
+attnc.attention(x, x, x, None)  # type: ignore[call-overload]
+attnc.attention_scores(x, x, stage="softmax")  # type: ignore[arg-type]
