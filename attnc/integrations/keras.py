@@ -1,0 +1,125 @@
+"""Keras layers whose attention is attnc's: the fused output, and in the same call the attention scores if asked for."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+from keras import ops
+
+import attnc
+
+
+class _Attention:
+    """What both layers have in common: the seam that Keras leaves to subclasses, `_compute_attention`."""
+
+    def _compute_attention(self, query, key, value, attention_mask=None, training=None, return_attention_scores=None,
+                           use_causal_mask=False):
+        """Output of projected heads, (batch, length, heads, dim), and scores (batch, heads, length, keys) or None."""
+        rate = getattr(self, "_dropout", None) or getattr(self, "dropout", 0.0)
+        if training and rate:
+            raise NotImplementedError(f"attnc has no dropout: dropout must be 0 in training, got {rate}")
+        if len(query.shape) != 4:
+            raise NotImplementedError(f"attention_axes has {len(query.shape) - 3} axes; attnc attends over one")
+        scores = self._return_attention_scores if return_attention_scores is None else return_attention_scores
+        mask = attention_mask
+        if mask is not None:
+            mask = ops.cast(mask if len(mask.shape) == 4 else ops.expand_dims(mask, -3), "bool")
+        return attend(query, self._own_heads(key), self._own_heads(value), mask, causal=use_causal_mask, scores=scores)
+
+    def _own_heads(self, x):
+        return x
+
+
+@keras.saving.register_keras_serializable("attnc")
+class MultiHeadAttention(_Attention, keras.layers.MultiHeadAttention):
+    """`keras.layers.MultiHeadAttention` by attnc; ``return_attention_scores=True`` costs no second computation.
+
+    Parameters
+    ----------
+    **options
+        Those of `keras.layers.MultiHeadAttention`. `dropout` must be 0 in training.
+
+    Notes
+    -----
+    On the torch and jax backends output gradients are `attnc.attention_backward`'s; the scores have none.
+
+    Examples
+    --------
+    >>> layer = MultiHeadAttention(num_heads=2, key_dim=4)
+    >>> query, value = np.ones((1, 3, 8), "float32"), np.ones((1, 5, 8), "float32")
+    >>> output, scores = layer(query, value, return_attention_scores=True)
+    >>> tuple(output.shape), tuple(scores.shape)
+    ((1, 3, 8), (1, 2, 3, 5))
+    """
+
+
+@keras.saving.register_keras_serializable("attnc")
+class GroupedQueryAttention(_Attention, keras.layers.GroupQueryAttention):
+    """`keras.layers.GroupQueryAttention` by attnc, which reads each key head once for all query heads that share it.
+
+    Parameters
+    ----------
+    **options
+        Those of `keras.layers.GroupQueryAttention`. `dropout` must be 0 in training.
+
+    Examples
+    --------
+    >>> layer = GroupedQueryAttention(head_dim=4, num_query_heads=4, num_key_value_heads=2)
+    >>> tuple(layer(np.ones((1, 3, 8), "float32"), np.ones((1, 3, 8), "float32"), use_causal_mask=True).shape)
+    (1, 3, 8)
+    """
+
+    def _own_heads(self, x):
+        return x[:, :, ::self.num_repeats]          # the layer has repeated them
+
+
+def attend(query, key, value, mask, *, causal: bool, scores: bool):
+    """Output, and scores or None, of tensors of the backend in use."""
+    backend = keras.backend.backend()
+    if backend not in _BACKENDS:
+        raise NotImplementedError(f"attnc.integrations.keras has the backends {', '.join(_BACKENDS)}; the one in use "
+                                  f"is {backend}")
+    return _BACKENDS[backend](query, key, value, mask, causal, scores)
+
+
+def _numpy(query, key, value, mask, causal, scores):
+    options = {"layout": "bnhd", "mask": mask, "causal": causal, "q_offset": 0 if causal else None}
+    if not scores:
+        return attnc.attention(query, key, value, **options), None
+    result = attnc.attention(query, key, value, want="weights", **options)
+    return result.output, result.weights
+
+
+def _torch(query, key, value, mask, causal, scores):
+    from .torch import attention
+
+    options = {"layout": "bnhd", "causal": causal, "q_offset": 0 if causal else None}
+    if mask is not None:
+        options["mask"] = mask
+    if not scores:
+        return attention(query, key, value, **options), None
+    result = attention(query, key, value, want="weights", **options)
+    return result.output, result.weights
+
+
+def _jax(query, key, value, mask, causal, scores):
+    import jax
+
+    from .jax import dot_product_attention
+
+    output = dot_product_attention(query, key, value, mask=mask, is_causal=causal)
+    if not scores:
+        return output, None
+    shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+
+    def weights(query, key, mask):
+        query, key, mask = (None if x is None else np.asarray(x) for x in (query, key, mask))
+        return attnc.attention_weights(query, key, mask=mask, causal=causal, q_offset=0 if causal else None,
+                                       layout="bnhd")
+
+    found = jax.pure_callback(weights, jax.ShapeDtypeStruct(shape, query.dtype),
+                              *(jax.lax.stop_gradient(x) for x in (query, key)), mask, vmap_method="sequential")
+    return output, found
+
+
+_BACKENDS = {"torch": _torch, "jax": _jax, "numpy": _numpy}
