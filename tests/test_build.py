@@ -8,7 +8,7 @@ import sys
 import sysconfig
 
 import pytest
-from build_tree import MADE, ROOT, compiler, copy_sources, pip, run
+from build_tree import COMPILER, MADE, ROOT, compiler, copy_sources, pip, run
 
 from attnc import _cpu, _isa
 
@@ -100,6 +100,20 @@ def test_our_c_gives_no_warning(cc, isa, tmp_path):
                f"-I{sysconfig.get_path('include')}", f"-I{ROOT / 'src'}", *FLAGS.get(isa, ()), "headers.c",
                folder=tmp_path)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.more
+def test_the_modules_compile_for_free_threaded_python(tmp_path):
+    """With the headers of an ordinary Python, told that it has no GIL; the limited API does not exist there."""
+    if sys.version_info < (3, 13):
+        pytest.skip("the headers of Python 3.13 or newer are needed")
+    tree = copy_sources(tmp_path / "tree")
+    build_ext(tree, compiler(tmp_path / "cc", compiles=False))
+    for source in (f"build/{LOWEST}/src/kernels.c", "build/cpu/src/cpu.c"):
+        done = run(*COMPILER.split(), "-fsyntax-only", "-std=c11", "-fopenmp", "-DPy_GIL_DISABLED=1",
+                   f"-I{sysconfig.get_path('include')}", "-Isrc", source, folder=tree)
+        assert done.returncode == 0, done.stdout
+        assert "Py_MOD_GIL_NOT_USED" in (tree / source).read_text()
 
 
 @pytest.mark.parametrize(("refuses", "message"), [
