@@ -10,6 +10,7 @@ from slow import NAMES, some_option
 import attnc
 from attnc import datasets
 from attnc.bench import cases
+from attnc.testing import Case
 
 # batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim: lengths and depths beside every multiple of a vector,
 # a register tile, a block; none is a power of two except where the boundary itself is meant
@@ -201,7 +202,7 @@ def test_real_inputs(isa, name):
         check_attention(*(np.asarray(x).astype(dtype) for x in (data.query, data.key, data.value)))
 
 
-@pytest.mark.parametrize("case", cases.SETS["tiny"], ids=str)
+@pytest.mark.parametrize("case", [case for case in cases.SETS["tiny"] if isinstance(case, Case)], ids=str)
 def test_cases_of_the_benchmark(isa, case, seed):
     arrays, options = case.make(seed)
     options.pop("want", None)
