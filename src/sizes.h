@@ -1,4 +1,4 @@
-/* sizes.h: the block sizes in one record, with what each was measured by; no instruction set was faster with others. */
+/* sizes.h: the block sizes in one record, with what each was measured by (float32 with AVX-512, where nothing is said). */
 #ifndef ATTNC_SIZES_H
 #define ATTNC_SIZES_H
 
@@ -24,7 +24,7 @@ static const Sizes SIZES = {
     .split_k = 1024,
     .direct_rows = 12,                   /* packing costs a key about that many rows */
     .few_rows = 64,
-    .block_q = 192,                      /* 96: 2 % slower, keys come from L3 twice as often; 288: 1 % (float64, D = 128, 96: 5 %) */
+    .block_q = 192,                      /* 96: 2 % slower, keys come twice from L3 (float64, D = 128: 5 %); 288: 1 % */
     .task_share = 24,
     .keep_share = 24,
     .whole_share = 56,
