@@ -14,35 +14,36 @@ import numpy as np
 
 import attnc
 from attnc.bench import Unsupported, machine, report, runner
-from attnc.testing import error_and_tolerance
+from attnc.testing import Case, error_and_tolerance
 
 KINDS = ("attnc", "sdpa", "eager", "exact")     # exact: eager in float64, for verification alone
 
 
 @dataclass(frozen=True)
-class Case:
-    """A model, and the sizes of its input; `shortest` tokens in the first row of a padded batch, all in the last."""
+class ModelCase(Case):
+    """A model by name, and the sizes of its attention; `shortest` tokens in the first row of a padded batch."""
 
-    name: str
-    model: str
-    batch: int
-    tokens: int
+    model: str = ""
     shortest: int | None = None
 
     def make(self, seed: int) -> tuple:
-        """Token ids and how many of each row count, as the benchmark's worker wants them: arrays, options."""
-        ids = np.random.default_rng(seed).integers(4, 1000, (self.batch, self.tokens))
-        lengths = np.linspace(self.shortest or self.tokens, self.tokens, self.batch).round().astype(int)
+        """Token ids, and how many of each row count."""
+        ids = np.random.default_rng(seed).integers(4, 1000, (self.batch, self.q_len))
+        lengths = np.linspace(self.shortest or self.q_len, self.q_len, self.batch).round().astype(int)
         return (ids, lengths), {}
 
 
+def _case(name, model, batch, tokens, heads, head_dim, shortest=None) -> ModelCase:
+    return ModelCase(name, batch, heads, heads, tokens, tokens, head_dim, model=model, shortest=shortest)
+
+
 CASES = (
-    Case("MiniLM, 32 x 128", "minilm", 32, 128),
-    Case("MiniLM, 32 x 16 to 128", "minilm", 32, 128, shortest=16),
-    Case("MiniLM, 1 x 512", "minilm", 1, 512),
-    Case("causal: 4 layers, 16 heads of 64, 1 x 2048", "causal", 1, 2048),
+    _case("MiniLM, 32 x 128", "minilm", 32, 128, 12, 32),
+    _case("MiniLM, 32 x 16 to 128", "minilm", 32, 128, 12, 32, shortest=16),
+    _case("MiniLM, 1 x 512", "minilm", 1, 512, 12, 32),
+    _case("causal: 4 layers, 16 heads of 64, 1 x 2048", "causal", 1, 2048, 16, 64),
 )
-TINY = (Case("tiny causal", "tiny", 2, 12, shortest=5),)
+TINY = (_case("tiny causal", "tiny", 2, 12, 4, 8, shortest=5),)
 
 
 def minilm(kind: str, dtype):
@@ -69,7 +70,7 @@ def llama(kind: str, dtype, layers=4, heads=16, width=1024):
 MODELS = {"minilm": minilm, "causal": llama, "tiny": lambda kind, dtype: llama(kind, dtype, 2, 4, 32)}
 
 
-def _setup(kind: str, case: Case, arrays: tuple, threads: int):
+def _setup(kind: str, case: ModelCase, arrays: tuple, threads: int):
     """The call that is timed: hidden states of all tokens, 0 at padding."""
     import torch
     import transformers
@@ -83,7 +84,7 @@ def _setup(kind: str, case: Case, arrays: tuple, threads: int):
     exact = kind == "exact"
     model = MODELS[case.model]("eager" if exact else kind, torch.float64 if exact else torch.float32).eval()
     ids, lengths = (torch.from_numpy(x) for x in arrays)
-    counts = torch.arange(case.tokens) < lengths[:, None]
+    counts = torch.arange(case.q_len) < lengths[:, None]
 
     def call():
         with torch.no_grad():
@@ -126,10 +127,12 @@ def measure(cases, threads: int, rounds: int) -> dict:
             "passed": all("failed" not in case for case in found)}
 
 
-def _measure(case: Case, workers: dict, rounds: int) -> dict:
+def _measure(case: ModelCase, workers: dict, rounds: int) -> dict:
     found = {"name": case.name, "contenders": {}}
     try:
-        outputs = {kind: worker.ask("prepare", case, 0, slice(None), False)[0] for kind, worker in workers.items()}
+        outputs = {}
+        for kind, worker in workers.items():
+            [outputs[kind]], _ = worker.ask("prepare", case, 0, slice(None), False)
     except (Unsupported, runner.Failed) as reason:
         return {**found, "failed": str(reason)}
     for kind in KINDS[:-1]:

@@ -18,7 +18,7 @@ class Fake:
 
     def ask(self, command, *arguments):
         if command == "prepare":
-            return [np.full((1, 2, 3), 1 + self.error, np.float32)]
+            return [np.full((1, 2, 3), 1 + self.error, np.float32)], 0
         return {"seconds": self.seconds.pop(0)} if command == "sample" else None
 
 
