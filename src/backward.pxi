@@ -52,8 +52,8 @@ cdef extern from "tiles.h" nogil:
     const BackwardTile BACKWARD_TILES[2]
 
 cdef enum:
-    GRADIENT_ROWS = 96             # rows of a block: sums of keys are read and written once for so many rows
-    GRADIENT_BYTES = 384 * 1024    # of keys and values of a block, packed and as sums
+    GRADIENT_ROWS = 96             # rows of a block: so often sums of keys move (48, 192: 4 % slower)
+    GRADIENT_BYTES = 768 * 1024    # of keys and values of a block, packed and as sums (384 K: 8 % slower at D = 128)
     MOST_GRADIENT_KEYS = 256
     ROW_BLOCKS = 4                 # blocks of rows for which a task of the pass over rows packs its keys
     EXTRA = 8                      # arrays of a call for gradients beside those of AXES
