@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ._isa import isa
 from .attention import attention, attention_scores, attention_weights, weighted_sum
 from .backward import attention_backward, log_softmax_backward, softmax_backward
+from .cache import KVCache
 from .config import show_config
 from .masks import alibi_slopes
 from .results import AttentionGradients, AttentionResult
@@ -25,6 +26,7 @@ __all__ = [
     "AttentionResult",
     "AttentionState",
     "AttentionWeights",
+    "KVCache",
     "alibi_slopes",
     "attention",
     "attention_backward",

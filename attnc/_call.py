@@ -11,9 +11,9 @@ ATTEND, SCORES, WEIGH, WEIGHTS = 0, 1, 2, 3
 
 
 def run(mode: int, a, *, value=None, out=None, lse=None, weights=None, scores=None,
-        scale: float | None = None) -> tuple:
+        scale: float | None = None, scales: tuple = (None, None)) -> tuple:
     """Call the kernels for the arguments `a`; arrays that are None are not read or written. Returns how it was cut."""
-    return call(mode, *_operands(a, value, out, lse, weights, scores, scale), a.num_threads)
+    return call(mode, *_operands(a, value, out, lse, weights, scores, scale, scales), a.num_threads)
 
 
 def run_backward(b, delta: np.ndarray, *, query=None, key=None, value=None, bias=None) -> tuple:
@@ -23,13 +23,13 @@ def run_backward(b, delta: np.ndarray, *, query=None, key=None, value=None, bias
     return _isa.kernels.backward(arrays, extra, batch, sizes, options, *resolve(b.args.num_threads))
 
 
-def _operands(a, value, out, lse, weights, scores, scale: float | None) -> tuple:
+def _operands(a, value, out, lse, weights, scores, scale: float | None, scales: tuple = (None, None)) -> tuple:
     """Arrays in the order of the kernels, batch, sizes and options."""
     left, right = a.window or (None, None)
     arrays = (
         a.query, a.key, value, out, lse, weights, scores, a.mask, a.key_mask, a.bias,
         None if a.q_offset is None else np.asarray(a.q_offset, np.int64), a.sinks, a.alibi_slopes, a.q_segments,
-        a.k_segments, a.q_lengths, a.kv_lengths, None, None)
+        a.k_segments, a.q_lengths, a.kv_lengths, None, None, *scales)
     sizes = (a.q_heads, a.kv_heads, a.q_len, a.kv_len, a.head_dim, 0 if value is None else a.value_dim)
     options = (code(a.acc), a.causal, -1 if left is None else left, -1 if right is None else right,
                a.scale if scale is None else scale, a.softcap or 0.0)

@@ -93,16 +93,22 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
     a = attention_args(  # by position: so many keywords would take half a microsecond
         query, key, as_array("value", value), mask, key_mask, bias, causal, window, q_offset, scale, softcap,
         alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, want, out, num_threads)
-    output = np.empty(a.out_shape, a.dtype) if out is None else out
+    return attend(a)
+
+
+def attend(a, scales: tuple = (None, None)) -> np.ndarray | AttentionResult:
+    """`attention` of checked arguments; `scales` are the factors of the rows of an int8 key and value."""
+    output = np.empty(a.out_shape, a.dtype) if a.out is None else a.out
     view = output[None] if a.two_d else output.swapaxes(-2, -3) if a.layout == "bnhd" else output
     if not a.want:
-        _call.run(_call.ATTEND, a, value=a.value, out=view)
+        _call.run(_call.ATTEND, a, value=a.value, out=view, scales=scales)
         return output
     wanted = {name: np.empty(a.lse_shape if name == "lse" else a.weights_shape, a.dtype if name == "weights" else a.acc)
               for name in a.want}
     if "scores" in wanted:
-        _call.run(_call.SCORES, a, scores=wanted["scores"])
-    _call.run(_call.ATTEND, a, value=a.value, out=view, lse=wanted.get("lse"), weights=wanted.get("weights"))
+        _call.run(_call.SCORES, a, scores=wanted["scores"], scales=scales)
+    _call.run(_call.ATTEND, a, value=a.value, out=view, lse=wanted.get("lse"), weights=wanted.get("weights"),
+              scales=scales)
     return AttentionResult(output, **wanted)
 
 
@@ -229,7 +235,7 @@ def weighted_sum(weights, value, *, out=None, num_threads=None) -> np.ndarray:
     """
     a = weighted_sum_args(weights, value, out, num_threads)
     output = np.empty(a.out_shape, a.dtype) if out is None else out
-    arrays = (None, None, a.value, output[None] if a.two_d else output, None, a.weights, *[None] * 13)
+    arrays = (None, None, a.value, output[None] if a.two_d else output, None, a.weights, *[None] * 15)
     sizes = (a.q_heads, a.kv_heads, a.q_len, a.kv_len, 0, a.value_dim)
     _call.call(_call.WEIGH, arrays, a.batch, sizes, (_call.code(a.acc), False, -1, -1, 1.0, 0.0), a.num_threads)
     return output

@@ -12,7 +12,7 @@ from .results import AttentionResult
 
 # direct_rows and few_rows of src/sizes.h: up to so many rows of a kv head its keys are read in place, or are split.
 # Each path sums in an order of its own, so that a sequence keeps its bits only on the path that it takes alone.
-PATH_ROWS = (12, 64)
+PATH_ROWS = (18, 64)
 
 
 def attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, *, causal=False, window=None, scale=None,
@@ -93,7 +93,7 @@ def _run(v: VarlenArgs, sequences: list[int], output: np.ndarray, lse: np.ndarra
     q_lengths, kv_lengths = v.q_lengths[sequences], v.kv_lengths[sequences]
     slopes = a.alibi_slopes if a.alibi_slopes is None or a.alibi_slopes.ndim == 1 else a.alibi_slopes[sequences]
     arrays = (a.query, a.key, a.value, output, lse, *[None] * 6, a.sinks, slopes, None, None, q_lengths, kv_lengths,
-              v.q_starts[sequences], v.k_starts[sequences])
+              v.q_starts[sequences], v.k_starts[sequences], None, None)
     sizes = (a.q_heads, a.kv_heads, int(q_lengths.max()), int(kv_lengths.max()), a.head_dim, a.value_dim)
     left, right = a.window or (None, None)
     options = (_call.code(a.acc), a.causal, -1 if left is None else left, -1 if right is None else right, a.scale,

@@ -87,7 +87,8 @@ def backward(tuple arrays, tuple extra, tuple batch, tuple sizes, tuple options,
     cdef int i
     cdef Array** targets = [
         &p.query, &p.key, &p.value, &p.out, &p.lse, &p.weights, &p.scores, &p.mask, &p.key_mask, &p.bias, &p.q_offset,
-        &p.sinks, &p.slopes, &p.q_segments, &p.k_segments, &p.q_lengths, &p.kv_lengths, &p.q_starts, &p.k_starts]
+        &p.sinks, &p.slopes, &p.q_segments, &p.k_segments, &p.q_lengths, &p.kv_lengths, &p.q_starts, &p.k_starts,
+        &p.key_scale, &p.value_scale]
     cdef Array** extras = [&g.grad_out, &g.output, &g.grad_lse, &g.delta, &g.query, &g.key, &g.value, &g.bias]
     memset(&work, 0, sizeof(BackwardWork))
     memset(&views.held, 0, sizeof(views.held))

@@ -23,7 +23,7 @@ cdef extern from "stdint.h" nogil:
     Py_ssize_t PTRDIFF_MAX
 
 cdef extern from "tiles.h" nogil:
-    enum: F32, F64, F16, BF16
+    enum: F32, F64, F16, BF16, I8
     enum: SKIP, PARTIAL, FULL
     enum: GROUP_ROWS
     enum: DIRECT_KEYS
@@ -47,7 +47,7 @@ cdef extern from "tiles.h" nogil:
     ctypedef struct Params:
         Array query, key, value, out, lse, weights, scores
         Array mask, key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths
-        Array q_starts, k_starts
+        Array q_starts, k_starts, key_scale, value_scale
         Batch batch
         Py_ssize_t batches, q_heads, kv_heads, group, q_len, kv_len, head_dim, value_dim
         int type, causal
@@ -82,6 +82,8 @@ cdef extern from "tiles.h" nogil:
         const char* query
         const char* key
         const char* value
+        const float* key_scale
+        const float* value_scale
         char* out
         char* lse
         char* weights
@@ -166,7 +168,7 @@ cdef extern from "tiles.h" nogil:
 cdef enum:
     ATTEND, SCORES, WEIGH, WEIGHTS, BACKWARD # what a call computes
 cdef enum:
-    ARRAYS = 19
+    ARRAYS = 21
     LSE = 4
     WEIGHTS_ARRAY = 5
     HEAD = 1
@@ -174,8 +176,9 @@ cdef enum:
     COL = 4
 
 cdef int[ARRAYS] AXES = [HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW, HEAD | ROW | COL,
-                     HEAD | ROW | COL, HEAD | ROW | COL, COL, HEAD | ROW | COL, 0, HEAD, HEAD, ROW, COL, 0, 0, 0, 0]
-cdef int[ARRAYS] OUTPUT = [0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]   # lse and weights: as the mode is
+                     HEAD | ROW | COL, HEAD | ROW | COL, COL, HEAD | ROW | COL, 0, HEAD, HEAD, ROW, COL, 0, 0, 0, 0, HEAD | ROW,
+                     HEAD | ROW]
+cdef int[ARRAYS] OUTPUT = [0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]   # lse and weights: as the mode is
 
 
 cdef struct Work:

@@ -1,59 +1,94 @@
 /* direct.h (template over REAL): the two products for so few rows that packing a key would cost more than using it.
  *
- * Keys and values are read where they are, once: the call is bound by that reading. A score is a dot product along the
- * lanes; sixteen of them (LANES) are summed across by one transposition. Values enter the same tile as packed ones do. */
+ * Keys and values are read where they are, once, and widened in registers: the call is bound by that reading. A score is
+ * a dot product along the lanes; LANES of them are summed across by one tree. */
 
-/* Products of rows with two keys, lane by lane: part[row][key] gets the sums before they are added over the lanes. A deep
- * product is a sum of chains, as in tile.h. */
-INLINE void T(dots)(const int rows, const REAL *const *q, const REAL *k0, const REAL *k1, ix depth, VEC (*part)[LANES], ix key) {
-    UNROLL for (int r = 0; r < rows; r++) part[r][key] = part[r][key + 1] = V(set1)(0);
-    for (ix d = 0, stop; d < depth; d = stop) {
-        VEC sum0[GROUP_ROWS], sum1[GROUP_ROWS];
-        UNROLL for (int r = 0; r < rows; r++) sum0[r] = sum1[r] = V(set1)(0);
+#define DOT_KEYS (TILE_VECTORS < LANES ? TILE_VECTORS : LANES)     /* 6 rows times so many sums are in registers */
+
+/* The dtype whose vectors can be loaded in place from rows of n elements; NATIVE, for copies, where there is none. */
+static int T(direct_dtype)(const Array *a, ix n, int *copied) {
+    *copied = !T(loads)(a->dtype) || a->col != T(element_size)(a->dtype) || n % LANES != 0;
+    return *copied ? NATIVE : a->dtype;
+}
+
+/* Ask for the cache line that begins with element i of a row that will be read a while later: what processors foresee of
+ * a stream is less than the delay of memory needs once there is work between the loads. */
+INLINE void T(fetch)(const char *row, ix i, ix size) {
+    if (LANES * size >= 64 || i * size % 64 == 0) __builtin_prefetch(row + i * size);
+}
+
+/* One call for each dtype that has vectors. */
+#if REAL_BITS == 32
+#define DTYPE_CASES(call) switch (dtype) { case F16: call(F16); break; case BF16: call(BF16); break; \
+                                                  case I8: call(I8); break; default: call(F32); }
+#else
+#define DTYPE_CASES(call) do call(F64) while (0);
+#endif
+
+/* Products of rows with DOT_KEYS keys, folded to one vector a row. A deep product is a sum of chains, as in tile.h. */
+INLINE void T(dots)(const int dtype, const int rows, const REAL *const *q, const char *const *k, ix ahead, ix depth,
+                    VEC (*part)[LANES / DOT_KEYS], ix at) {
+    const ix size = T(element_size)(dtype);
+    ix d = 0, stop;
+    do {
+        VEC sum[GROUP_ROWS][DOT_KEYS];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int v = 0; v < DOT_KEYS; v++) sum[r][v] = V(set1)(0);
         stop = least(depth, d + T(CHAIN) * LANES);
         for (ix i = d; i < stop; i += LANES) {
-            VEC x0 = V(loadu)(k0 + i), x1 = V(loadu)(k1 + i);
+            VEC x[DOT_KEYS];
+            UNROLL for (int v = 0; v < DOT_KEYS; v++) x[v] = T(load_as)(dtype, k[v] + i * size);
+            UNROLL for (int v = 0; v < DOT_KEYS; v++) T(fetch)(k[v] + ahead, i, size);
             UNROLL for (int r = 0; r < rows; r++) {
                 VEC y = V(loadu)(q[r] + i);
-                sum0[r] = V(fma)(x0, y, sum0[r]);
-                sum1[r] = V(fma)(x1, y, sum1[r]);
+                UNROLL for (int v = 0; v < DOT_KEYS; v++) sum[r][v] = V(fma)(x[v], y, sum[r][v]);
             }
         }
         UNROLL for (int r = 0; r < rows; r++) {
-            part[r][key] += sum0[r];
-            part[r][key + 1] += sum1[r];
+            VEC x = V(fold)(sum[r]);
+            if (d) x += part[r][at];
+            part[r][at] = x;
         }
-    }
+        d = stop;
+    } while (d < depth);
 }
 
-/* A key as whole vectors: in place, or copied with zeros behind it. */
-INLINE const REAL *T(key_row)(const Params *p, const char *src, REAL *line) {
-    ix depth = p->head_dim;
-    if (depth % LANES == 0) return T(row)(src, p->key.col, p->key.dtype, depth, line);
-    T(load_row)(src, p->key.col, p->key.dtype, depth, line);
-    for (ix d = depth; d < p->depth_stride; d++) line[d] = 0;
-    return line;
+/* The factors of int8 keys first .. first + LANES, of which `valid` exist. */
+INLINE VEC T(load_scales)(const float *scale, ix first, ix valid) {
+    REAL some[LANES] = {0};
+    for (ix i = 0; i < valid; i++) some[i] = (REAL)scale[first + i];
+    return V(loadu)(some);
 }
 
-INLINE void T(direct_rows)(const int rows, const Params *p, Task *t, const REAL *const *q_rows, ix block) {
+INLINE void T(direct_rows)(const int dtype, const int rows, int copied, const Params *p, Task *t, const REAL *const *q_rows,
+                           ix block) {
+    const Array *a = &p->key;
     const REAL *q[GROUP_ROWS];
-    VEC part[GROUP_ROWS][LANES], peak[GROUP_ROWS];
-    REAL *line0 = t->line, *line1 = line0 + p->depth_stride;
-    const char *keys = t->key + block * p->block_k * p->key.row;
+    VEC part[GROUP_ROWS][LANES / DOT_KEYS], peak[GROUP_ROWS];
+    const ix ahead = AHEAD_BYTES / most(p->head_dim * T(element_size)(dtype), 1) * a->row;
+    const char *keys = t->key + block * p->block_k * a->row;
     UNROLL for (int r = 0; r < rows; r++) q[r] = q_rows[r], peak[r] = V(set1)(-INFINITY);
     for (ix j = t->from; j < t->to; j += LANES) {
         ix last = least(LANES, t->columns - j) - 1;
-        for (ix i = 0; i < LANES; i += 2) {              /* behind the last key its own row stands in, and is masked */
-            const REAL *k0 = T(key_row)(p, keys + (j + least(i, last)) * p->key.row, line0);
-            const REAL *k1 = T(key_row)(p, keys + (j + least(i + 1, last)) * p->key.row, line1);
-            T(dots)(rows, q, k0, k1, p->depth_stride, part, i);
+        for (ix i = 0; i < LANES; i += DOT_KEYS) {   /* behind the last key its own row stands in, and is masked */
+            const char *k[DOT_KEYS];
+            for (ix v = 0; v < DOT_KEYS; v++) {
+                k[v] = keys + (j + least(i + v, last)) * a->row;
+                if (!copied) continue;
+                REAL *line = (REAL *)t->line + v * p->depth_stride;
+                T(load_row)(k[v], a->col, a->dtype, p->head_dim, line);
+                for (ix d = p->head_dim; d < p->depth_stride; d++) line[d] = 0;
+                k[v] = (const char *)line;
+            }
+            T(dots)(dtype, rows, q, k, copied ? 0 : ahead, p->depth_stride, part, i / DOT_KEYS);
         }
         unsigned bits = ((1u << LANES) - 1) >> (LANES - 1 - last);
+        VEC scale = V(set1)(1);
+        if (t->key_scale) scale = T(load_scales)(t->key_scale, block * p->block_k + j, last + 1);
         UNROLL for (int r = 0; r < rows; r++) {
-            V(transpose)(part[r]);
-            UNROLL for (int half = LANES / 2; half; half /= 2)
-                UNROLL for (int i = 0; i < half; i++) part[r][i] += part[r][i + half];
-            VEC s = V(keep_bits)(part[r][0], bits, V(set1)(-INFINITY));
+            VEC s = V(sums)(part[r]);
+            if (t->key_scale) s *= scale;
+            s = V(keep_bits)(s, bits, V(set1)(-INFINITY));
             V(store)(P_(s) + r * p->width + j, s);
             peak[r] = V(max)(s, peak[r]);
         }
@@ -63,21 +98,62 @@ INLINE void T(direct_rows)(const int rows, const Params *p, Task *t, const REAL 
 
 static void T(scores_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const REAL *const *q = (const REAL *const *)t->q_rows + r0;
-#define ROWS(rows) T(direct_rows)(rows, p, t, q, block)
-    ROW_CASES(ROWS)
+    int copied, dtype = T(direct_dtype)(&p->key, p->head_dim, &copied);
+#define ROWS(rows) T(direct_rows)(kind, rows, copied, p, t, q, block)
+#define KIND(type) { const int kind = type; ROW_CASES(ROWS) break; }
+    DTYPE_CASES(KIND)
+#undef KIND
 #undef ROWS
 }
 
 /* ------------------------------------------------------------------------------------------------------ values */
 
-INLINE int T(values_checked)(const int rows, ix vectors, const Params *p, const REAL *w, const REAL *v, ix stride, ix keys,
-                             const REAL *alpha, REAL *o) {
+/* o = o * alpha + weights @ values for rows x vectors, as T(values_tile), over rows of any dtype; sums that are not all
+ * finite are not stored, and the answer is 0. */
+INLINE int T(sum_rows)(const int dtype, const int rows, const int vectors, const REAL *w, ix w_stride, const char *v, ix v_stride,
+                       ix ahead, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+    const ix size = T(element_size)(dtype);
+    VEC sum[GROUP_ROWS][TILE_VECTORS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(set1)(0);
+    for (ix j = 0; j < keys; j++, v += v_stride) {
+        VEC value[TILE_VECTORS];
+        UNROLL for (int i = 0; i < vectors; i++) value[i] = T(load_as)(dtype, v + i * LANES * size);
+        UNROLL for (int i = 0; i < vectors; i++) T(fetch)(v + ahead, i * LANES, size);
+        UNROLL for (int r = 0; r < rows; r++) {
+            VEC x = V(set1)(w[r * w_stride + j]);
+            UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(fma)(x, value[i], sum[r][i]);
+        }
+    }
+    VINT odd = {0}, none = {0};
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) {
+            sum[r][i] = V(fma)(V(set1)(alpha[r]), V(load)(o + r * o_stride + i * LANES), sum[r][i]);
+            odd |= ~(sum[r][i] - sum[r][i] == 0);
+        }
+    if (memcmp(&odd, &none, sizeof none)) return 0;
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) V(store)(o + r * o_stride + i * LANES, sum[r][i]);
+    return 1;
+}
+
+INLINE int T(sum_vectors)(const int dtype, const int rows, ix vectors, const REAL *w, ix w_stride, const char *v, ix v_stride,
+                          ix ahead, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     int fine = 1;
-    const REAL *w_rows[GROUP_ROWS];
-    UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w + r * p->width;
-#define TILE(vectors) fine = T(values_tile)(0, rows, vectors, 1, w_rows, v, stride, keys, alpha, o, p->value_stride)
+#define TILE(vectors) fine = T(sum_rows)(dtype, rows, vectors, w, w_stride, v, v_stride, ahead, keys, alpha, o, o_stride)
     VECTOR_CASES(TILE)
 #undef TILE
+    return fine;
+}
+
+static int T(sum_direct)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride, const char *v, ix v_stride, ix ahead, ix keys,
+                         const REAL *alpha, REAL *o, ix o_stride) {
+    int fine = 1;
+#define ROWS(rows) fine = T(sum_vectors)(kind, rows, vectors, w, w_stride, v, v_stride, ahead, keys, alpha, o, o_stride)
+#define KIND(type) { const int kind = type; ROW_CASES(ROWS) break; }
+    DTYPE_CASES(KIND)
+#undef KIND
+#undef ROWS
     return fine;
 }
 
@@ -85,7 +161,7 @@ INLINE void T(values_unchecked)(const int rows, ix vectors, const Params *p, con
                                 const REAL *alpha, REAL *o) {
     const REAL *w_rows[GROUP_ROWS];
     UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w + r * p->width;
-#define TILE(vectors) T(values_tile)(0, rows, vectors, 0, w_rows, v, stride, keys, alpha, o, p->value_stride)
+#define TILE(vectors) T(values_tile)(0, rows, vectors, w_rows, v, stride, keys, alpha, o, p->value_stride)
     VECTOR_CASES(TILE)
 #undef TILE
 }
@@ -93,24 +169,23 @@ INLINE void T(values_unchecked)(const int rows, ix vectors, const Params *p, con
 /* The sums came out not finite. Values that are not, then also those so large that their sum is not, are taken out of
  * the product and added key by key. The first step leaves no bit of a row changed that may not see such a key, and the
  * second is taken for what visible values do alone. */
-static void T(values_guarded)(const Params *p, Task *t, ix r0, ix n, ix block, ix from, ix keys, ix chunk, const REAL *v, ix stride,
-                              const REAL *alpha) {
+static void T(values_guarded)(const Params *p, Task *t, ix r0, ix n, ix block, ix from, ix keys, ix chunk, const REAL *alpha) {
     ix start = T(chunk_start)(p, chunk), vectors = T(chunk_start)(p, chunk + 1) - start, width = vectors * LANES, n_apart = 0;
+    ix valid = least(width, p->value_dim - start * LANES);
     REAL *o = P_(o) + r0 * p->value_stride + start * LANES, *copy = t->packed.values;
     const REAL *w = P_(s) + from;
     for (int pass = 0; pass < 2; pass++) {
         n_apart = 0;
         for (ix j = 0; j < keys; j++) {
+            REAL *x = copy + j * width;
             int apart = 0;
-            for (ix i = 0; i < width; i++) apart |= !(FABS(v[j * stride + i]) < (pass ? APART : INFINITY));
-            for (ix i = 0; i < width; i++) copy[j * width + i] = apart ? 0 : v[j * stride + i];
+            T(load_value)(p, t, block * p->block_k + from + j, start * LANES, valid, x);
+            for (ix i = 0; i < valid; i++) apart |= !(FABS(x[i]) < (pass ? APART : INFINITY));
+            for (ix i = apart ? 0 : valid; i < width; i++) x[i] = 0;
             if (apart) t->packed.apart[n_apart++] = (int32_t)(from + j);
         }
-        int fine = 1;
-#define ROWS(rows) fine = T(values_checked)(rows, vectors, p, w, copy, width, keys, alpha, o)
-        ROW_CASES(ROWS)
-#undef ROWS
-        if (fine) break;
+        if (T(sum_direct)(NATIVE, n, vectors, w, p->width, (char *)copy, width * sizeof(REAL), 0, keys, alpha, o, p->value_stride))
+            break;
         if (pass) {                                       /* the weights or the sums before are not finite: so is the row */
 #define ROWS(rows) T(values_unchecked)(rows, vectors, p, w, copy, width, keys, alpha, o)
             ROW_CASES(ROWS)
@@ -121,34 +196,39 @@ static void T(values_guarded)(const Params *p, Task *t, ix r0, ix n, ix block, i
 }
 
 /* o = o * alpha + weights @ values in steps of DIRECT_KEYS keys counted from key 0: a step's values stay in L1 while the
- * chunks of their columns are taken in turn. */
+ * chunks of their columns are taken in turn. The factor of an int8 value goes to its weight. */
 static void T(values_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const Array *a = &p->value;
     const char *values = t->value + block * p->block_k * a->row;
     const REAL *alpha = P_(alpha), ones[GROUP_ROWS] = {1, 1, 1, 1, 1, 1};
-    int in_place = a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && p->value_dim % LANES == 0 && a->row % (ix)sizeof(REAL) == 0
-                   && (uintptr_t)values % sizeof(REAL) == 0;
+    REAL scaled[GROUP_ROWS * DIRECT_KEYS];
+    int copied, dtype = T(direct_dtype)(a, p->value_dim, &copied);
+    ix size = T(element_size)(dtype), ahead = AHEAD_BYTES / most(p->value_dim * size, 1) * a->row;
     T(rescale_apart)(p, t, r0, n);
     for (ix from = t->column, stop; from < t->columns; from = stop, alpha = ones) {
+        const REAL *w = P_(s) + from;
+        ix w_stride = p->width;
         stop = least((from / DIRECT_KEYS + 1) * DIRECT_KEYS, t->columns);
+        if (t->value_scale) {
+            const float *scale = t->value_scale + block * p->block_k + from;
+            for (ix r = 0; r < n; r++)
+                for (ix j = 0; j < stop - from; j++) scaled[r * DIRECT_KEYS + j] = w[r * w_stride + j] * (REAL)scale[j];
+            w = scaled;
+            w_stride = DIRECT_KEYS;
+        }
         for (ix c = 0; c < T(chunks)(p); c++) {
-            ix start = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - start, stride = vectors * LANES;
-            const char *src = values + from * a->row + start * LANES * a->col;
-            const REAL *v = (const REAL *)src, *w = P_(s) + from;
+            ix start = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - start, row = a->row;
+            const char *v = values + from * a->row + start * LANES * a->col;
             REAL *o = P_(o) + r0 * p->value_stride + start * LANES;
-            if (in_place) stride = a->row / (ix)sizeof(REAL);
-            else {
-                REAL *copy = t->packed.keys;
-                ix valid = least(stride, p->value_dim - start * LANES);
-                memset(t->line, 0, stride * sizeof(REAL));
-                T(pack_chunk)(0, a, src, stop - from, valid, vectors, t->line, copy);
-                v = copy;
+            if (copied) {
+                ix valid = least(vectors * LANES, p->value_dim - start * LANES);
+                memset(t->line, 0, vectors * LANES * sizeof(REAL));
+                T(pack_chunk)(0, a, v, NULL, stop - from, valid, vectors, t->line, t->packed.keys);
+                v = t->packed.keys;
+                row = vectors * LANES * (ix)sizeof(REAL);
             }
-            int fine = 1;
-#define ROWS(rows) fine = T(values_checked)(rows, vectors, p, w, v, stride, stop - from, alpha, o)
-            ROW_CASES(ROWS)
-#undef ROWS
-            if (!fine) T(values_guarded)(p, t, r0, n, block, from, stop - from, c, v, stride, alpha);
+            if (!T(sum_direct)(dtype, n, vectors, w, w_stride, v, row, copied ? 0 : ahead, stop - from, alpha, o, p->value_stride))
+                T(values_guarded)(p, t, r0, n, block, from, stop - from, c, alpha);
         }
     }
 }

@@ -80,6 +80,13 @@ cdef void open_head(Work* w, Task* t, Py_ssize_t head) noexcept nogil:
     t.lengths = lengths_of(p, t.batch)
     t.key = p.key.data + batch_offset(&p.key, &p.batch, t.batch) + t.kv_head * p.key.head
     t.value = p.value.data + batch_offset(&p.value, &p.batch, t.batch) + t.kv_head * p.value.head
+    t.key_scale = scales(p, &p.key_scale, t)
+    t.value_scale = scales(p, &p.value_scale, t)
+
+
+cdef const float* scales(const Params* p, const Array* a, const Task* t) noexcept nogil:
+    """The factors of the kv head's int8 rows, or NULL."""
+    return <const float*> (a.data + batch_offset(a, &p.batch, t.batch) + t.kv_head * a.head) if a.data != NULL else NULL
 
 
 cdef void open_task(Work* w, Task* t, Py_ssize_t head, Py_ssize_t block, Py_ssize_t split) noexcept nogil:

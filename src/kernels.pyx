@@ -14,6 +14,7 @@ watch_forks()
 
 
 cdef enum:                          # NumPy's own numbers of dtypes, part of its binary interface
+    NUMPY_I8 = 1
     NUMPY_F64 = 12
     NUMPY_F16 = 23
     NUMPY_USER = 256                # from here on dtypes that others have registered: bfloat16, all that checks let in
@@ -34,6 +35,8 @@ cdef int take(object x, Array* a, Py_buffer* view, int axes, bint writable) exce
         dtype = F64
     elif num == NUMPY_F16:
         dtype = F16
+    elif num == NUMPY_I8:
+        dtype = I8
     elif num >= NUMPY_USER:
         dtype, x = BF16, x.view("uint16")
     PyObject_GetBuffer(x, view, PyBUF_STRIDES | (PyBUF_WRITABLE if writable else 0))
@@ -92,8 +95,8 @@ def attention(int mode, tuple arrays, tuple batch, tuple sizes, tuple options, i
 
     mode is ATTEND (output, lse and weights, of which those given are written), SCORES, WEIGH (output from weights) or
     WEIGHTS (under a given lse). The arrays, in the order of AXES, are query, key, value, out, lse, weights, scores, mask,
-    key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths, q_starts, k_starts. For
-    `threads` see enter_threads.
+    key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths, q_starts, k_starts, key_scale,
+    value_scale. For `threads` see enter_threads.
     """
     cdef Work work
     cdef Params* p = &work.p
@@ -102,7 +105,7 @@ def attention(int mode, tuple arrays, tuple batch, tuple sizes, tuple options, i
     cdef Array** targets = [
         &p.query, &p.key, &p.value, &p.out, &p.lse, &p.weights, &p.scores, &p.mask, &p.key_mask, &p.bias, &p.q_offset,
         &p.sinks, &p.slopes, &p.q_segments, &p.k_segments, &p.q_lengths, &p.kv_lengths,
-        &p.q_starts, &p.k_starts]
+        &p.q_starts, &p.k_starts, &p.key_scale, &p.value_scale]
     memset(&work, 0, sizeof(Work))
     memset(&views.held, 0, sizeof(views.held))
     try:

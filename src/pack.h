@@ -1,7 +1,7 @@
 /* pack.h (template over REAL): keys and values of a block, from where they are to the kernels' layout. */
 
 /* Keys first .. first + n of a kv head to panels [panel][depth][PANEL]. */
-static void T(pack_keys)(const Params *p, const char *key, ix first, ix n, REAL *dst) {
+static void T(pack_keys)(const Params *p, const char *key, const float *scale, ix first, ix n, REAL *dst) {
     const Array *a = &p->key;
     ix depth = p->head_dim;
     int direct = a->dtype == NATIVE && a->col == (ix)sizeof(REAL);
@@ -20,6 +20,7 @@ static void T(pack_keys)(const Params *p, const char *key, ix first, ix n, REAL 
                     REAL line[LANES] = {0};
                     T(load_row)(src, a->col, a->dtype, width, line);
                     square[i] = V(loadu)(line);
+                    if (scale) square[i] *= V(set1)((REAL)scale[first + j + i]);
                 }
             }
             V(transpose)(square);
@@ -51,7 +52,8 @@ static void T(set_apart)(const Params *p, ix n, Packed kv) {
     }
 }
 
-INLINE VINT T(pack_chunk)(const int direct, const Array *a, const char *src, ix n, ix valid, ix vectors, REAL *line, REAL *dst) {
+INLINE VINT T(pack_chunk)(const int direct, const Array *a, const char *src, const float *scale, ix n, ix valid, ix vectors,
+                          REAL *line, REAL *dst) {
     VINT large = {0};
     for (ix j = 0; j < n; j++, src += a->row, dst += vectors * LANES) {
         const REAL *x = (const REAL *)src;
@@ -62,6 +64,7 @@ INLINE VINT T(pack_chunk)(const int direct, const Array *a, const char *src, ix 
         __builtin_prefetch(src + 16 * a->row);
         for (ix v = 0; v < vectors; v++) {
             VEC y = V(loadu)(x + v * LANES);
+            if (!direct && scale) y *= V(set1)((REAL)scale[j]);
             large |= ~((VEC)((VINT)y & MAGNITUDE) < V(set1)(APART));
             V(store)(dst + v * LANES, y);
         }
@@ -69,27 +72,36 @@ INLINE VINT T(pack_chunk)(const int direct, const Array *a, const char *src, ix 
     return large;
 }
 
-static void T(pack_values)(const Params *p, const char *value, ix first, ix n, REAL *line, Packed kv) {
+static void T(pack_values)(const Params *p, const char *value, const float *scale, ix first, ix n, REAL *line, Packed kv) {
     const Array *a = &p->value;
     VINT large = {0}, none = {0};
+    if (scale) scale += first;
     for (ix c = 0; c < T(chunks)(p); c++) {
         ix from = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - from;
         ix valid = least(vectors * LANES, p->value_dim - from * LANES);
         const char *src = value + first * a->row + from * LANES * a->col;
         REAL *dst = (REAL *)kv.values + from * LANES * n;
         if (a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && valid == vectors * LANES)
-            large |= T(pack_chunk)(1, a, src, n, valid, vectors, line, dst);
+            large |= T(pack_chunk)(1, a, src, NULL, n, valid, vectors, line, dst);
         else {
             memset(line, 0, vectors * LANES * sizeof(REAL));
-            large |= T(pack_chunk)(0, a, src, n, valid, vectors, line, dst);
+            large |= T(pack_chunk)(0, a, src, scale, n, valid, vectors, line, dst);
         }
     }
     if (memcmp(&large, &none, sizeof none)) T(set_apart)(p, n, kv);
 }
 
+/* Columns start .. start + n of one value row. */
+static void T(load_value)(const Params *p, const Task *t, ix key, ix start, ix n, REAL *dst) {
+    const Array *a = &p->value;
+    T(load_row)(t->value + key * a->row + start * a->col, a->col, a->dtype, n, dst);
+    if (t->value_scale)
+        for (ix i = 0; i < n; i++) dst[i] *= (REAL)t->value_scale[key];
+}
+
 static void T(pack)(const Params *p, Task *t, ix block, Packed kv) {
     ix first = block * p->block_k, n = least(p->block_k, t->lengths.kv_length - first);
-    T(pack_keys)(p, t->key, first, n, kv.keys);
+    T(pack_keys)(p, t->key, t->key_scale, first, n, kv.keys);
     *kv.n_apart = 0;
-    if (p->value_dim) T(pack_values)(p, t->value, first, n, t->line, kv);
+    if (p->value_dim) T(pack_values)(p, t->value, t->value_scale, first, n, t->line, kv);
 }

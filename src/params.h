@@ -7,7 +7,7 @@
 
 typedef ptrdiff_t ix;
 
-enum { F32, F64, F16, BF16 };   /* stored dtypes */
+enum { F32, F64, F16, BF16, I8 };   /* stored dtypes; int8 rows of key and value come with a scale each */
 
 /* An argument: batch axes are walked through the buffer's own shape and strides, so that no rank is too high and a
  * broadcast axis (absent, or of length 1) costs nothing; the last axes have their strides by name, 0 if broadcast. */
@@ -27,6 +27,7 @@ typedef struct {
     Array query, key, value, out, lse, weights, scores;
     Array mask, key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths;
     Array q_starts, k_starts;    /* packed sequences: where they start; rows past a q_length belong to others */
+    Array key_scale, value_scale;    /* float factors of int8 rows, one behind the other; not given for other dtypes */
     Batch batch;
     ix batches, q_heads, kv_heads, group, q_len, kv_len, head_dim, value_dim;
     int type;                    /* F32 or F64: accumulation */

@@ -159,7 +159,7 @@ cdef Py_ssize_t lay_out(const Work* w, char* scratch, Task* t) noexcept nogil:
     t.row = <Row*> cut(&at, rows * sizeof(Row))
     t.bias_rows = cut(&at, group * real if p.bias.data != NULL else 0)
     t.allow = <unsigned char*> cut(&at, group if p.arrays or w.mode == WEIGH else 0)
-    t.line = cut(&at, (most(2 * most(p.depth_stride, p.value_stride), p.width) + w.tile.lanes) * real)
+    t.line = cut(&at, (most(4 * p.depth_stride, most(2 * p.value_stride, p.width)) + w.tile.lanes) * real)
     t.packed = packed_at(w, cut(&at, direct_bytes(w) if p.direct else 0 if p.shared else p.pack_bytes))
     t.kept_part = <Range*> cut(&at, p.keep * sizeof(Range))
     t.q_rows = <const void**> cut(&at, rows * sizeof(void*))

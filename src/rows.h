@@ -2,12 +2,26 @@
 
 #define NATIVE (sizeof(REAL) == 4 ? F32 : F64)
 
+/* LANES elements of a dtype, widened as they are read; double vectors have no other form than their own in memory. */
+INLINE VEC T(load_as)(const int dtype, const char *src) {
+#if REAL_BITS == 32
+    switch (dtype) {
+    case F16: return vf_load_f16((const uint16_t *)src);
+    case BF16: return vf_load_bf16((const uint16_t *)src);
+    case I8: return vf_load_i8((const int8_t *)src);
+    }
+#endif
+    return V(loadu)((const REAL *)src);
+}
+INLINE int T(loads)(int dtype) { return dtype == NATIVE || (REAL_BITS == 32 && dtype != F64); }
+
 static REAL T(element)(const char *p, int dtype) {
     union { float f; double d; uint16_t h; } x;
     switch (dtype) {
     case F32: memcpy(&x.f, p, 4); return x.f;
     case F16: memcpy(&x.h, p, 2); return f16_widen(x.h);
     case BF16: memcpy(&x.h, p, 2); return bf16_widen(x.h);
+    case I8: return *(const int8_t *)p;
     default: memcpy(&x.d, p, 8);
     }
     /* a finite double beyond float becomes the largest finite float, not infinity */
@@ -15,7 +29,7 @@ static REAL T(element)(const char *p, int dtype) {
     return (REAL)x.d;
 }
 
-static ix T(element_size)(int dtype) { return dtype == F32 ? 4 : dtype == F64 ? 8 : 2; }
+INLINE ix T(element_size)(int dtype) { return dtype == F32 ? 4 : dtype == F64 ? 8 : dtype == I8 ? 1 : 2; }
 
 static void T(load_row)(const char *src, ix stride, int dtype, ix n, REAL *dst) {
     ix i = 0;
@@ -29,6 +43,8 @@ static void T(load_row)(const char *src, ix stride, int dtype, ix n, REAL *dst) 
             for (; i + LANES <= n; i += LANES) V(storeu)(dst + i, vf_load_bf16((const uint16_t *)src + i));
         if (dtype == F16)
             for (; i + LANES <= n; i += LANES) V(storeu)(dst + i, vf_load_f16((const uint16_t *)src + i));
+        if (dtype == I8)
+            for (; i + LANES <= n; i += LANES) V(storeu)(dst + i, vf_load_i8((const int8_t *)src + i));
 #endif
     }
     for (; i < n; i++) dst[i] = T(element)(src + i * stride, dtype);

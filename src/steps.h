@@ -35,6 +35,8 @@ INLINE REAL T(exp2_one)(REAL t) { return V(exp2)(V(set1)(t))[0]; }
 #undef P_
 #undef VECTOR_CASES
 #undef ROW_CASES
+#undef DTYPE_CASES
+#undef DOT_KEYS
 #undef REAL
 #undef REAL_BITS
 #undef VEC

@@ -23,6 +23,7 @@ typedef struct {
     Lengths lengths;
     Row *row;
     const char *query, *key, *value;     /* batch element applied, and the kv head to key and value */
+    const float *key_scale, *value_scale;
     char *out, *lse, *weights, *scores;
     const char *mask, *key_mask, *bias, *q_segments, *k_segments;
 

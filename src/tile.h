@@ -226,10 +226,9 @@ INLINE void T(softmax_group)(const int dot, const Params *p, Task *t, ix r0, ix 
 /* ----------------------------------------------------------------------------------------------------- values */
 
 /* o = o * alpha + weights @ values for rows x vectors. The rescaling is one fma where the sums are stored; as their start
- * value it would cost the same, but every addition would round at the size of all blocks before instead of this one.
- * With `check`, sums that are not all finite are not stored, and the answer is 0. */
-INLINE int T(values_tile)(const int dot, const int rows, const int vectors, const int check, const REAL *const *w,
-                          const REAL *v, ix v_stride, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+ * value it would cost the same, but every addition would round at the size of all blocks before instead of this one. */
+INLINE void T(values_tile)(const int dot, const int rows, const int vectors, const REAL *const *w, const REAL *v, ix v_stride,
+                           ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     VEC sum[GROUP_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(set1)(0);
@@ -241,16 +240,11 @@ INLINE int T(values_tile)(const int dot, const int rows, const int vectors, cons
             UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = PRODUCT(dot, x, value[i], sum[r][i]);
         }
     }
-    VINT odd = {0}, none = {0};
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) {
-            sum[r][i] = V(fma)(V(set1)(alpha[r]), V(load)(o + r * o_stride + i * LANES), sum[r][i]);
-            if (check) odd |= ~(sum[r][i] - sum[r][i] == 0);
+            REAL *x = o + r * o_stride + i * LANES;
+            V(store)(x, V(fma)(V(set1)(alpha[r]), V(load)(x), sum[r][i]));
         }
-    if (check && memcmp(&odd, &none, sizeof none)) return 0;
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int i = 0; i < vectors; i++) V(store)(o + r * o_stride + i * LANES, sum[r][i]);
-    return 1;
 }
 
 /* With `dot`, a step is a pair of keys; where the part begins or ends inside one, its other key has the weight 0. */
@@ -263,7 +257,7 @@ INLINE void T(values_rows)(const int dot, const int rows, const Params *p, const
     for (ix c = 0; c < chunks; c++) {
         ix from = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - from;
         const REAL *v = values + from * LANES * steps_in_block + first * vectors * LANES;
-#define TILE(vectors) T(values_tile)(dot, rows, vectors, 0, w_rows, v, vectors * LANES, steps, P_(alpha), \
+#define TILE(vectors) T(values_tile)(dot, rows, vectors, w_rows, v, vectors * LANES, steps, P_(alpha), \
                                               o + from * LANES, p->value_stride)
         VECTOR_CASES(TILE)
 #undef TILE
@@ -273,7 +267,6 @@ INLINE void T(values_rows)(const int dot, const int rows, const Params *p, const
 /* Values kept apart: weight times value, key by key, in columns start .. stop, only for rows that may see the key. Large
  * ones are summed apart and scaled, so that they can not overflow before the division by the row sum. */
 static void T(add_apart)(const Params *p, Task *t, ix r0, ix n, ix block, const int32_t *apart, ix n_apart, ix start, ix stop) {
-    const Array *a = &p->value;
     ix first = block * p->block_k;
     if (!n_apart) return;
     if (!t->uses_apart) memset(t->apart_o, 0, t->rows * p->value_stride * sizeof(REAL));
@@ -281,7 +274,7 @@ static void T(add_apart)(const Params *p, Task *t, ix r0, ix n, ix block, const 
     for (ix k = 0; k < n_apart; k++) {
         ix j = apart[k];
         if (j < t->column || j >= t->columns) continue;
-        T(load_row)(t->value + (first + j) * a->row + start * a->col, a->col, a->dtype, stop - start, t->line);
+        T(load_value)(p, t, first + j, start, stop - start, t->line);
         for (ix r = r0; r < r0 + n; r++) {
             if (first + j < t->row[r].start || first + j >= t->row[r].stop) continue;
             if (t->choose && !t->allow[(r - r0) * p->width + j]) continue;

@@ -2,6 +2,7 @@
 
 from .attention import Args, attention_args
 from .backward import BackwardArgs, SoftmaxBackwardArgs, backward_args, softmax_backward_args
+from .cache import append_args, cache_sizes, check_attend, check_cache_want, reorder_args, truncate_args
 from .options import check_lse
 from .scalars import check_num_threads, integer
 from .stages import SoftmaxArgs, WeightedSumArgs, softmax_args, weighted_sum_args
@@ -15,14 +16,20 @@ __all__ = [
     "SoftmaxBackwardArgs",
     "VarlenArgs",
     "WeightedSumArgs",
+    "append_args",
     "attention_args",
     "backward_args",
+    "cache_sizes",
+    "check_attend",
+    "check_cache_want",
     "check_lse",
     "check_num_threads",
     "integer",
+    "reorder_args",
     "softmax_args",
     "softmax_backward_args",
     "states_args",
+    "truncate_args",
     "varlen_args",
     "weighted_sum_args",
 ]

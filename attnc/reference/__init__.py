@@ -7,6 +7,7 @@ float64 make it an oracle for narrower dtypes; the original inputs make it the y
 from ..masks import alibi_slopes
 from ._attention import attention, attention_weights, weighted_sum
 from ._backward import attention_backward, log_softmax_backward, softmax_backward
+from ._cache import KVCache
 from ._scores import attention_scores
 from ._softmax import log_softmax, softmax
 from ._states import merge_states
@@ -15,6 +16,7 @@ from ._weights import AttentionWeights, rollout
 
 __all__ = [
     "AttentionWeights",
+    "KVCache",
     "alibi_slopes",
     "attention",
     "attention_backward",

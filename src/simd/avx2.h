@@ -87,3 +87,14 @@ INLINE void vd_transpose(vd r[VD]) {
         r[k + 2] = (vd)_mm256_permute2f128_pd(u[k], u[k + 2], 0x31);
     }
 }
+
+INLINE vf vf_fold(const vf r[TILE_VECTORS]) { return (vf)_mm256_hadd_ps((__m256)r[0], (__m256)r[1]); }
+INLINE vd vd_fold(const vd r[TILE_VECTORS]) { return (vd)_mm256_hadd_pd((__m256d)r[0], (__m256d)r[1]); }
+INLINE vf vf_sums(const vf r[VF / TILE_VECTORS]) {
+    __m256 a = _mm256_hadd_ps((__m256)r[0], (__m256)r[1]), b = _mm256_hadd_ps((__m256)r[2], (__m256)r[3]);
+    return (vf)_mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+INLINE vd vd_sums(const vd r[VD / TILE_VECTORS]) {
+    __m256d a = (__m256d)r[0], b = (__m256d)r[1];
+    return (vd)_mm256_add_pd(_mm256_permute2f128_pd(a, b, 0x20), _mm256_permute2f128_pd(a, b, 0x31));
+}

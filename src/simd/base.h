@@ -61,6 +61,17 @@ INLINE void vd_transpose(vd r[VD]) {
     r[1] = b;
 }
 
+INLINE vf vf_fold(const vf r[TILE_VECTORS]) {
+    return __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5) + __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+}
+INLINE vd vd_fold(const vd r[TILE_VECTORS]) {
+    return __builtin_shufflevector(r[0], r[1], 0, 2) + __builtin_shufflevector(r[0], r[1], 1, 3);
+}
+INLINE vf vf_sums(const vf r[VF / TILE_VECTORS]) {
+    return __builtin_shufflevector(r[0], r[1], 0, 1, 4, 5) + __builtin_shufflevector(r[0], r[1], 2, 3, 6, 7);
+}
+INLINE vd vd_sums(const vd r[VD / TILE_VECTORS]) { return r[0]; }
+
 INLINE vf vf_load_f16(const uint16_t *p) {
     vf v = {f16_widen(p[0]), f16_widen(p[1]), f16_widen(p[2]), f16_widen(p[3])};
     return v;

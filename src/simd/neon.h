@@ -72,3 +72,11 @@ INLINE void vf_transpose(vf r[VF]) {
     vd_transpose(odd);
     r[0] = (vf)even[0], r[1] = (vf)odd[0], r[2] = (vf)even[1], r[3] = (vf)odd[1];
 }
+
+INLINE vf vf_fold(const vf r[4]) {
+    float32x4_t a = vpaddq_f32((float32x4_t)r[0], (float32x4_t)r[1]), b = vpaddq_f32((float32x4_t)r[2], (float32x4_t)r[3]);
+    return (vf)vpaddq_f32(a, b);
+}
+INLINE vd vd_fold(const vd r[2]) { return (vd)vpaddq_f64((float64x2_t)r[0], (float64x2_t)r[1]); }
+INLINE vf vf_sums(const vf r[1]) { return r[0]; }
+INLINE vd vd_sums(const vd r[1]) { return r[0]; }

@@ -1,0 +1,124 @@
+"""Check the arguments of the KV cache: its sizes, the tokens that come, and which of them stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .arrays import FLOAT16, FLOAT32, FLOAT64, as_array, check_fits, describe, float_array
+from .options import INT64, integers
+from .scalars import LAYOUTS, check_choice, check_window, integer
+
+INT8 = np.dtype(np.int8)
+MOST = 2**40
+
+
+@dataclass(frozen=True)
+class CacheSizes:
+    """What a cache holds: rows (batch, kv_heads, capacity, dim) of a dtype, and how many keys back a row looks."""
+
+    batch: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    capacity: int
+    dtype: np.dtype
+    window: tuple | None
+
+
+def cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window) -> CacheSizes:
+    """The arguments of the constructor."""
+    value_dim = head_dim if value_dim is None else value_dim
+    sizes = [integer(name, size, 0, MOST) for name, size in (
+        ("batch", batch), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim))]
+    sizes.append(integer("capacity", capacity, 1, MOST))
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"dtype must be a dtype, got {describe(dtype)}") from None
+    if dtype not in (FLOAT16, FLOAT32, FLOAT64, INT8) and dtype.name != "bfloat16":
+        raise TypeError(f"dtype is {dtype.name}; wanted float32, float16, bfloat16, float64 or int8")
+    window = None if window is None else check_window(window)
+    if window is not None and window[0] is None:
+        raise ValueError(f"window is {window}; wanted a bounded number of keys to the left: others are never dropped")
+    if window is not None and window[0] >= sizes[-1]:
+        raise ValueError(f"window looks {window[0]} keys back and capacity is {sizes[-1]}; wanted a capacity of at "
+                         f"least {window[0] + 1}, and one more for each further row of a query")
+    return CacheSizes(*sizes, dtype if dtype.name == "bfloat16" else dtype.newbyteorder("="), window)
+
+
+def append_args(key, value, counts, layout, sizes: CacheSizes, lengths: np.ndarray) -> tuple:
+    """Rows as (batch, kv_heads, tokens, dim) views, and how many of them count in each batch element."""
+    check_choice("layout", layout, LAYOUTS)
+    key, value = float_array("key", key), float_array("value", value)
+    if layout == "bnhd" and key.ndim == value.ndim == 4:
+        key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
+    for name, x, dim in (("key", key, sizes.head_dim), ("value", value, sizes.value_dim)):
+        wanted = (sizes.batch, sizes.kv_heads, key.shape[2] if key.ndim == 4 else "tokens", dim)
+        if x.ndim != 4 or x.shape != wanted:
+            order = "(batch, kv_heads, tokens, dim)" if layout == "bhnd" else "(batch, tokens, kv_heads, dim)"
+            shown = x.shape if layout == "bhnd" or x.ndim != 4 else x.swapaxes(1, 2).shape
+            wanted = wanted if layout == "bhnd" else (wanted[0], wanted[2], wanted[1], wanted[3])
+            raise ValueError(f"{name} has shape {shown}; wanted {order} = ({', '.join(map(str, wanted))})")
+    tokens = key.shape[2]
+    counts = per_element("lengths", tokens if counts is None else counts, 0, tokens, sizes)
+    full = counts > sizes.capacity if sizes.window is not None else lengths + counts > sizes.capacity
+    if full.any():
+        i = int(np.flatnonzero(full)[0])
+        held = f"holds {lengths[i]} tokens" if sizes.window is None else "has a window"
+        raise ValueError(f"{counts[i]} more tokens do not fit: batch element {i} {held}, capacity is {sizes.capacity}; "
+                         "nothing was appended")
+    if sizes.dtype == INT8:
+        for name, x in (("key", key), ("value", value)):
+            within = np.arange(tokens)[:, None] < counts[:, None, None, None]
+            if not (np.isfinite(x) | ~within).all():
+                raise ValueError(f"{name} has entries that are not finite; int8 rows are finite; nothing was appended")
+    return key, value, counts
+
+
+def truncate_args(lengths, sizes: CacheSizes, held: np.ndarray) -> np.ndarray:
+    """The new lengths: no longer than the old ones, and with all that their windows look back at."""
+    lengths = per_element("lengths", lengths, 0, 2**62, sizes)
+    for i in np.flatnonzero(lengths > held)[:1]:
+        raise ValueError(f"lengths asks for {lengths[i]} tokens in batch element {i}, which holds {held[i]}; "
+                         "wanted no more")
+    if sizes.window is not None:
+        oldest = np.maximum(held - sizes.capacity, 0)
+        for i in np.flatnonzero(np.minimum(oldest, lengths) > np.maximum(lengths - sizes.window[0], 0))[:1]:
+            raise ValueError(f"lengths asks for {lengths[i]} tokens in batch element {i}, whose window needs tokens "
+                             f"before {oldest[i]}, which later ones have replaced")
+    return lengths
+
+
+def reorder_args(indices, sizes: CacheSizes) -> np.ndarray:
+    """Which batch element each one becomes."""
+    indices = as_array("indices", indices)
+    if indices.shape != (sizes.batch,):
+        raise ValueError(f"indices has shape {indices.shape}; wanted (batch,) = ({sizes.batch},)")
+    return integers("indices", indices, 0, max(sizes.batch - 1, 0))
+
+
+def check_attend(sizes: CacheSizes, **options) -> None:
+    """Raise where an option has no meaning over rows that move."""
+    for name, given in options.items():
+        if sizes.window is not None and given is not None:
+            raise ValueError(f"{name} was given to a cache with a window, whose rows move; wanted it left out")
+
+
+def check_cache_want(a, sizes: CacheSizes, lengths: np.ndarray) -> None:
+    """Raise where a result has no meaning over rows that move, or rows that a query looks back at are gone."""
+    for name in a.want:
+        if name != "lse":
+            raise ValueError(f"want={name!r} has no meaning in a cache with a window, whose rows move; wanted 'lse' or "
+                             "nothing")
+    if a.q_len + sizes.window[0] > sizes.capacity and (lengths > sizes.capacity).any():
+        raise ValueError(f"query has length {a.q_len}, and its first row looks {sizes.window[0]} keys back; wanted at "
+                         f"most {sizes.capacity - sizes.window[0]} rows: capacity is {sizes.capacity}")
+
+
+def per_element(name: str, x, low: int, high: int, sizes: CacheSizes) -> np.ndarray:
+    """An int for all batch elements, or one for each, as an array (batch,) of its own."""
+    x = integers(name, x, low, high)
+    check_fits(name, x.shape, (sizes.batch,), "an integer or (batch,)")
+    return np.array(np.broadcast_to(x, (sizes.batch,)), INT64)

@@ -1,0 +1,251 @@
+"""A cache of keys and values for decoding: rows that are appended, attended to, cut back and reordered."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._checks import (
+    append_args,
+    attention_args,
+    cache_sizes,
+    check_attend,
+    check_cache_want,
+    reorder_args,
+    truncate_args,
+)
+from ._checks.arrays import float_array
+from .attention import attend
+from .results import AttentionResult
+
+_ALIGNMENT = 64  # a vector that crosses a line of memory is read as two: 10 % of the speed of decoding
+
+
+class KVCache:
+    """Keys and values of the tokens so far, for attention of the next ones; each batch element has its own length.
+
+    Parameters
+    ----------
+    batch, kv_heads, head_dim : int
+    value_dim : int, optional
+        By default `head_dim`.
+    capacity : int
+        Tokens of a batch element.
+    dtype : dtype
+        Of the rows: float32, float16, bfloat16 (ml_dtypes), float64, or int8. An int8 row has a scale of its own,
+        ``max(abs(row)) / 127``, and its entries are rounded to the nearest multiple of it: the error of an entry is at
+        most ``max(abs(row)) / 254``. The scale of a key multiplies its score and that of a value its weight, so that
+        no row is ever widened in memory.
+    window : tuple (left, right), optional
+        As in `attention`, with a bounded left: rows see so many keys before and after their own position. Token ``t``
+        then lies in row ``t % capacity``: new tokens replace those that no later row can see.
+
+    Attributes
+    ----------
+    keys, values : array (batch, kv_heads, capacity, head_dim) and (batch, kv_heads, capacity, value_dim)
+        Read-only views; rows past the length hold anything.
+    key_scales, value_scales : array (batch, kv_heads, capacity), or None
+        Of int8 rows: a row times its scale is what was appended, rounded.
+    lengths : int array (batch,)
+        Tokens appended to each batch element; read-only.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong size, dtype or window.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> cache = KVCache(1, 1, 2, capacity=8, dtype=np.float32)
+    >>> cache.append(np.zeros((1, 1, 3, 2)), np.array([1., 2., 6.]).reshape(1, 1, 3, 1) * np.ones(2))
+    >>> cache.attend(np.ones((1, 1, 1, 2), np.float32))
+    array([[[[3., 3.]]]], dtype=float32)
+    >>> cache.truncate(2)
+    >>> cache.attend(np.ones((1, 1, 1, 2), np.float32)), cache.lengths
+    (array([[[[1.5, 1.5]]]], dtype=float32), array([2]))
+    """
+
+    def __init__(self, batch, kv_heads, head_dim, value_dim=None, *, capacity, dtype, window=None):
+        self._sizes = s = cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window)
+        rows = (s.batch, s.kv_heads, s.capacity)
+        self._keys, self._values = _aligned((*rows, s.head_dim), s.dtype), _aligned((*rows, s.value_dim), s.dtype)
+        scaled = s.dtype == np.int8
+        self._scales = tuple(_aligned(rows, np.dtype(np.float32)) if scaled else None for _ in range(2))
+        self._lengths = np.zeros(s.batch, np.int64)
+
+    keys = property(lambda self: _read_only(self._keys), doc="Rows of the keys.")
+    values = property(lambda self: _read_only(self._values), doc="Rows of the values.")
+    key_scales = property(lambda self: _read_only(self._scales[0]), doc="Factors of int8 keys, or None.")
+    value_scales = property(lambda self: _read_only(self._scales[1]), doc="Factors of int8 values, or None.")
+    lengths = property(lambda self: _read_only(self._lengths), doc="Tokens of each batch element.")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows and scales, used or not."""
+        return sum(x.nbytes for x in (self._keys, self._values, *self._scales) if x is not None)
+
+    def append(self, key, value, *, lengths=None, layout="bhnd") -> None:
+        """Add tokens behind those that are there.
+
+        Parameters
+        ----------
+        key, value : array (batch, kv_heads, tokens, head_dim) and (batch, kv_heads, tokens, value_dim)
+            Rounded to the dtype of the cache.
+        lengths : int or int array (batch,), optional
+            How many of the tokens count in each batch element; by default all.
+        layout : {"bhnd", "bnhd"}
+            Order of the axes: heads before tokens or after them.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong dtype or shape; for more tokens than fit; for entries that are not finite where rows are int8.
+            The cache is then as it was.
+        """
+        key, value, counts = append_args(key, value, lengths, layout, self._sizes, self._lengths)
+        with np.errstate(all="ignore"):
+            stored = [_quantized(x) if self._sizes.dtype == np.int8 else (x.astype(self._sizes.dtype, copy=False), None)
+                      for x in (key, value)]
+        for (rows, scales), target, factors in zip(stored, (self._keys, self._values), self._scales, strict=True):
+            for i, (start, count) in enumerate(zip(self._lengths, counts, strict=True)):
+                slots = _slots(int(start), int(count), self._sizes.capacity)
+                target[i][:, slots] = rows[i][:, :count]
+                if factors is not None:
+                    factors[i][:, slots] = scales[i][:, :count]
+        self._lengths += counts
+
+    def attend(self, query, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
+               scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
+               q_lengths=None, layout="bhnd", want=(), out=None, num_threads=None) -> np.ndarray | AttentionResult:
+        """Attention of a query over the tokens that are there; its last row stands at the last token.
+
+        Without a window it has the bits of ``attention(query, cache.keys, cache.values, kv_lengths=cache.lengths,
+        ...)``; int8 rows count as being of the query's dtype.
+
+        Parameters
+        ----------
+        query : array (batch, q_heads, q_len, head_dim)
+        mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
+q_lengths, layout, want, out, num_threads
+            As in `attention`; there are `capacity` keys. A cache with a window takes none of the arrays over keys, no
+            `window` and no `q_offset`, and gives no weights or scores: its rows move.
+
+        Returns
+        -------
+        array (batch, q_heads, q_len, value_dim), or AttentionResult
+            As in `attention`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong dtype or a wrong shape or value; for a query whose first row looks back at tokens that later
+            ones have replaced.
+        """
+        s = self._sizes
+        check_attend(s, mask=mask, key_mask=key_mask, bias=bias, window=window, q_offset=q_offset,
+                     q_segments=q_segments, k_segments=k_segments)
+        key, value = self._keys, self._values
+        if s.dtype == np.int8:  # for the checks: arrays of the same shapes, and of the query's dtype
+            zero = np.zeros((), float_array("query", query).dtype)
+            key, value = np.broadcast_to(zero, key.shape), np.broadcast_to(zero, value.shape)
+        if layout == "bnhd":
+            key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
+        a = attention_args(
+            query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=s.window or window,
+            q_offset=q_offset, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths,
+            kv_lengths=np.minimum(self._lengths, s.capacity), layout=layout, want=want, out=out,
+            num_threads=num_threads)
+        if s.window is not None:
+            check_cache_want(a, s, self._lengths)
+            self._unroll(a)
+        if s.dtype == np.int8:
+            a.key, a.value = self._keys, self._values
+        return attend(a, self._scales)
+
+    def truncate(self, lengths) -> None:
+        """Drop the last tokens.
+
+        Parameters
+        ----------
+        lengths : int or int array (batch,)
+            Tokens that stay in each batch element.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For more tokens than there are; for tokens in the window of which others have been replaced.
+        """
+        self._lengths[...] = truncate_args(lengths, self._sizes, self._lengths)
+
+    def reorder(self, indices) -> None:
+        """Make batch element ``i`` what ``indices[i]`` was, as in beam search.
+
+        Parameters
+        ----------
+        indices : int array (batch,)
+            An element may be chosen several times, or not at all.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong shape or an index that is not there.
+        """
+        indices = reorder_args(indices, self._sizes)
+        moved = np.flatnonzero(indices != np.arange(self._sizes.batch))
+        used = min(int(self._lengths.max(initial=0)), self._sizes.capacity)
+        for x in (self._keys, self._values, *self._scales):
+            if x is not None and moved.size:
+                x[moved, :, :used] = x[indices[moved], :, :used]
+        self._lengths[...] = self._lengths[indices]
+
+    def _unroll(self, a) -> None:
+        """Where rows have been replaced their order says nothing: what a row sees is said by a mask instead."""
+        s = self._sizes
+        if (self._lengths <= s.capacity).all():
+            return
+        last = self._lengths[:, None] - 1
+        token = last - (last - np.arange(s.capacity)) % s.capacity                       # (batch, capacity)
+        q_lengths = a.q_len if a.q_lengths is None else np.reshape(a.q_lengths, (-1, 1))
+        position = self._lengths[:, None] - q_lengths + np.arange(a.q_len)               # (batch, q_len)
+        distance = token[:, None, None, :] - position[:, None, :, None]
+        left, right = s.window
+        seen = (distance >= -left) & (token >= 0)[:, None, None, :]
+        for bound in ([] if right is None else [right]) + ([0] if a.causal else []):
+            seen &= distance <= bound
+        a.mask, a.window, a.causal = seen, None, False
+        if a.alibi_slopes is not None:
+            a.bias = -a.alibi_slopes[..., None, None] * np.abs(distance).astype(a.acc)
+            a.alibi_slopes = None
+
+
+def _aligned(shape: tuple, dtype: np.dtype) -> np.ndarray:
+    """Zeros that begin at a line of memory."""
+    nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    memory = np.zeros(nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start:start + nbytes].view(dtype).reshape(shape)
+
+
+def _read_only(x: np.ndarray | None) -> np.ndarray | None:
+    if x is None:
+        return None
+    view = x.view()
+    view.flags.writeable = False
+    return view
+
+
+def _slots(start: int, count: int, capacity: int):
+    """Rows of `count` tokens from token `start` on."""
+    first = start % capacity
+    if first + count <= capacity:
+        return slice(first, first + count)
+    return np.arange(start, start + count) % capacity
+
+
+def _quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows as int8 and their factors."""
+    x = x.astype(np.float32, copy=False)
+    scales = np.abs(x).max(-1, initial=0) / np.float32(127)
+    rows = np.rint(x / np.where(scales == 0, 1, scales)[..., None])
+    return np.clip(rows, -127, 127).astype(np.int8), scales

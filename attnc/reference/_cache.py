@@ -1,0 +1,133 @@
+"""The KV cache: every token that ever came, and attention over those that are left."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._checks import append_args, cache_sizes, check_attend, reorder_args, truncate_args
+from .._checks.arrays import accumulator, float_array
+from ..results import AttentionResult
+from ._attention import attention
+
+
+class KVCache:
+    """Keys and values of the tokens so far: the definition of `attnc.KVCache`.
+
+    It keeps all tokens, also those that a window has left behind, and int8 rows as the numbers that they stand for.
+
+    Parameters
+    ----------
+    batch, kv_heads, head_dim : int
+    value_dim : int, optional
+        By default `head_dim`.
+    capacity : int
+        Tokens of a batch element.
+    dtype : dtype
+        Of the rows: float32, float16, bfloat16, float64, or int8 with a scale ``max(abs(row)) / 127`` for each row.
+    window : tuple (left, right), optional
+        As in `attention`, with a bounded left.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong size, dtype or window.
+
+    Examples
+    --------
+    >>> cache = KVCache(1, 1, 2, capacity=8, dtype=np.float32)
+    >>> cache.append(np.zeros((1, 1, 2, 2)), np.array([1., 2.]).reshape(1, 1, 2, 1) * np.ones(2))
+    >>> cache.attend(np.ones((1, 1, 1, 2), np.float32))
+    array([[[[1.5, 1.5]]]], dtype=float32)
+    """
+
+    def __init__(self, batch, kv_heads, head_dim, value_dim=None, *, capacity, dtype, window=None):
+        self._sizes = s = cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window)
+        dtype = np.float64 if s.dtype == np.int8 else s.dtype  # in which a scale times an integer is exact
+        self.keys = np.zeros((s.batch, s.kv_heads, s.capacity, s.head_dim), dtype)
+        self.values = np.zeros((s.batch, s.kv_heads, s.capacity, s.value_dim), dtype)
+        self.lengths = np.zeros(s.batch, np.int64)
+
+    def append(self, key, value, *, lengths=None, layout="bhnd") -> None:
+        """Add tokens behind those that are there; `lengths` says how many of them count in each batch element.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong dtype or shape, or more tokens than fit. The cache is then as it was.
+        """
+        key, value, counts = append_args(key, value, lengths, layout, self._sizes, self.lengths)
+        needed = int((self.lengths + counts).max(initial=0))
+        self.keys, self.values = _grown(self.keys, needed), _grown(self.values, needed)
+        for x, rows in ((key, self.keys), (value, self.values)):
+            with np.errstate(all="ignore"):
+                x = _rounded(x) if self._sizes.dtype == np.int8 else x.astype(rows.dtype)
+            for i, (start, count) in enumerate(zip(self.lengths, counts, strict=True)):
+                rows[i, :, start:start + count] = x[i, :, :count]
+        self.lengths = self.lengths + counts
+
+    def attend(self, query, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
+               scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
+               q_lengths=None, layout="bhnd", want=(), out=None, num_threads=None) -> np.ndarray | AttentionResult:
+        """Attention of a query over the tokens that are there; its last row stands at the last token.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong dtype or a wrong shape or value.
+        """
+        check_attend(self._sizes, mask=mask, key_mask=key_mask, bias=bias, window=window, q_offset=q_offset,
+                     q_segments=q_segments, k_segments=k_segments)
+        query = float_array("query", query)
+        wide = query if self._sizes.dtype != np.int8 else query.astype(accumulator(query.dtype), copy=True)
+        keys, values = self.keys, self.values
+        if wide is not query:
+            keys, values = keys.astype(wide.dtype), values.astype(wide.dtype)
+        if layout == "bnhd":
+            keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+        result = attention(
+            wide, keys, values, kv_lengths=self.lengths, mask=mask, key_mask=key_mask, bias=bias, causal=causal,
+            window=self._sizes.window or window, q_offset=q_offset, scale=scale, softcap=softcap,
+            alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths,
+            layout=layout, want=want, num_threads=num_threads, out=out if wide is query else None)
+        if wide is query:
+            return result
+        found = {name: x if name in ("lse", "scores") else x.astype(query.dtype)
+                 for name, x in (vars(result) if want else {"output": result}).items()}
+        if out is not None:
+            out[...] = found["output"]
+            found["output"] = out
+        return AttentionResult(found.pop("output"), **found) if want else found["output"]
+
+    def truncate(self, lengths) -> None:
+        """Drop the last tokens: `lengths` stay in each batch element.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For more tokens than there are, or tokens in the window that others have replaced.
+        """
+        self.lengths = truncate_args(lengths, self._sizes, self.lengths)
+
+    def reorder(self, indices) -> None:
+        """Make batch element ``i`` what ``indices[i]`` was.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong shape or an index that is not there.
+        """
+        indices = reorder_args(indices, self._sizes)
+        self.keys, self.values, self.lengths = self.keys[indices], self.values[indices], self.lengths[indices]
+
+
+def _grown(rows: np.ndarray, needed: int) -> np.ndarray:
+    """Rows with zeros behind, for a window, whose tokens may be more than the capacity."""
+    more = max(needed - rows.shape[2], 0)
+    return np.concatenate((rows, np.zeros((*rows.shape[:2], more, rows.shape[3]), rows.dtype)), axis=2)
+
+
+def _rounded(x: np.ndarray) -> np.ndarray:
+    """Each row rounded to multiples of a 127th of its largest magnitude."""
+    x = x.astype(np.float32)
+    scales = np.abs(x).max(-1, initial=0, keepdims=True) / np.float32(127)
+    return np.clip(np.rint(x / np.where(scales == 0, 1, scales)), -127, 127) * scales.astype(np.float64)

@@ -1,0 +1,254 @@
+"""The KV cache: the bits of attention over its rows, the ring of a window, int8 rows and their error, errors."""
+
+import numpy as np
+import pytest
+from checking import assert_same_bits, dtype_of, largest, normal
+
+import attnc
+from attnc import reference
+from attnc.testing import assert_within, exact_attention
+
+SIZES = {"batch": 2, "kv_heads": 2, "head_dim": 24, "value_dim": 40}
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True, "scale": -0.3},
+    "all": {"causal": True, "softcap": 4.0, "alibi_slopes": [0.1, 0.0, 0.3, 1.0], "sinks": [0.5, -np.inf, 2.0, 0.0]},
+}
+
+
+def tokens(random, count, dtype="float32", dims=(24, 40)):
+    """Keys and values of some tokens."""
+    return tuple(normal(random, (2, 2, count, dim), dtype) for dim in dims)
+
+
+def filled(module, random, dtype, parts, capacity=1100, dims=(24, 40), **options):
+    """A cache after some appends, of which the second batch element takes a few tokens less."""
+    cache = module.KVCache(2, 2, *dims, capacity=capacity, dtype=dtype_of(dtype), **options)
+    for count in parts:
+        cache.append(*tokens(random, count, dims=dims), lengths=[count, max(count - 3, 0)])
+    return cache
+
+
+@pytest.mark.parametrize("dtype, q_len", [
+    ("float32", 1), ("float32", 40), ("float64", 3), ("float16", 5), ("bfloat16", 9)])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_bits_of_attention_over_its_rows(isa, q_len, options, dtype, seed):
+    random = np.random.default_rng(seed)
+    cache = filled(attnc, random, dtype, [600, 1, 441])
+    assert cache.lengths.tolist() == [1042, 1035]
+    query = normal(random, (2, 4, q_len, 24), dtype)
+    want = ("lse", "weights")
+    got = cache.attend(query, want=want, **OPTIONS[options])
+    assert_same_bits(got, attnc.attention(query, cache.keys, cache.values, kv_lengths=cache.lengths, want=want,
+                                          **OPTIONS[options]))
+    swapped = cache.attend(query.swapaxes(1, 2), layout="bnhd", **OPTIONS[options])
+    assert_same_bits(swapped.swapaxes(1, 2), got.output)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_are_what_was_appended(dtype, seed):
+    random = np.random.default_rng(seed)
+    cache = attnc.KVCache(2, 2, 24, 40, capacity=9, dtype=dtype_of(dtype))
+    key, value = tokens(random, 9)
+    cache.append(key[:, :, :4], value[:, :, :4])
+    cache.append(*(x[:, :, 4:].swapaxes(1, 2) for x in (key, value)), layout="bnhd", lengths=np.array([5, 2]))
+    for rows, x in ((cache.keys, key), (cache.values, value)):
+        assert_same_bits(rows[0], x[0].astype(rows.dtype))
+        assert_same_bits(rows[1, :, :6], x[1, :, :6].astype(rows.dtype))
+        assert not rows.flags.writeable
+    assert cache.keys.ctypes.data % 64 == 0 and not cache.lengths.flags.writeable
+    assert cache.nbytes == cache.keys.nbytes + cache.values.nbytes and cache.key_scales is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_truncate_and_reorder(isa, dtype, seed):
+    random = np.random.default_rng(seed)
+    cache, again = (filled(attnc, np.random.default_rng(seed), dtype, [20, 3], capacity=30) for _ in range(2))
+    query = normal(random, (2, 4, 1, 24), "float32")
+    before = cache.attend(query)
+    cache.append(*tokens(random, 5))
+    cache.truncate([23, 17])
+    assert_same_bits(cache.attend(query), before)
+    cache.reorder([1, 1])
+    assert cache.lengths.tolist() == [17, 17]
+    assert_same_bits(cache.attend(query[[1, 1]]), before[[1, 1]])
+    again.reorder(np.array([1, 0]))
+    assert_same_bits(again.attend(query[::-1]), before[::-1])
+    again.truncate(0)
+    assert not again.attend(query).any()
+
+
+@pytest.mark.parametrize("dtype, window", [("float32", (0, None)), ("float16", (20, 2)), ("int8", (17, 0))])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_window_is_a_ring(isa, window, options, dtype, seed):
+    """Many more tokens than rows, three at a time: within tolerance of a cache that keeps them all."""
+    random = np.random.default_rng(seed)
+    cache, twin = (module.KVCache(2, 2, 24, 40, capacity=24, dtype=dtype, window=window)
+                   for module in (attnc, reference))
+    for count in (1, 20, 3, 3, 3, 1, 3, 24, 3):
+        rows = tokens(random, count)
+        for each in (cache, twin):
+            each.append(*rows, lengths=[count, max(count - 1, 1)])
+        query = normal(random, (2, 4, min(count, 3), 24), "float16" if dtype == "float16" else "float32")
+        got = cache.attend(query, want="lse", q_lengths=[query.shape[2], 1], **OPTIONS[options])
+        honest = twin.attend(query, want="lse", q_lengths=[query.shape[2], 1], **OPTIONS[options])
+        exact = exact_attention(query, twin.keys, twin.values, kv_lengths=twin.lengths, window=window,
+                                q_lengths=[query.shape[2], 1], **OPTIONS[options])
+        assert_within(got.output, exact.output, honest.output, scale=largest(twin.values), name="output")
+        scores = max(1.0, largest(np.where(np.isfinite(exact.scores), exact.scores, 0)), largest(exact.lse))
+        assert_within(got.lse, exact.lse, honest.lse, scale=scores, name="lse")
+    assert cache.lengths.tolist() == twin.lengths.tolist() == [61, 54]
+    cache.truncate(cache.lengths - 1)
+
+
+@pytest.mark.parametrize("dtype, q_len, dims", [
+    ("float32", 1, (64, 64)), ("float16", 3, (32, 48)), ("bfloat16", 5, (24, 40)), ("float64", 2, (16, 16)),
+    ("float32", 9, (64, 16)), ("float32", 35, (24, 40))])
+def test_int8_rows(isa, q_len, dims, dtype, seed):
+    """Within tolerance of attention over the rows that they stand for, on every path."""
+    random = np.random.default_rng(seed)
+    parts = [1050 if q_len < 30 else 90, 1]
+    cache, twin = (filled(module, np.random.default_rng(seed), "int8", parts, dims=dims)
+                   for module in (attnc, reference))
+    query = normal(random, (2, 4, q_len, dims[0]), dtype)
+    for rows, scales, meant in ((cache.keys, cache.key_scales, twin.keys),
+                                (cache.values, cache.value_scales, twin.values)):
+        assert rows.dtype == np.int8 and scales.dtype == np.float32
+        assert (rows * scales[..., None].astype(np.float64) == meant).all()
+    want = ("lse", "weights", "scores")
+    got, honest = (each.attend(query, causal=True, want=want) for each in (cache, twin))
+    exact = (exact_attention if dtype == "float64" else reference.attention)(
+        query.astype(np.float64), twin.keys, twin.values, kv_lengths=cache.lengths, causal=True, want=want)
+    assert got.output.dtype == query.dtype
+    scores = max(1.0, largest(np.where(np.isfinite(exact.scores), exact.scores, 0)))
+    scales = {"output": largest(twin.values), "weights": 1.0, "scores": scores, "lse": max(scores, largest(exact.lse))}
+    for name, scale in scales.items():
+        assert_within(getattr(got, name), getattr(exact, name), getattr(honest, name), scale=scale, name=name)
+    assert_same_bits(cache.attend(query, causal=True, num_threads=2), got.output)
+
+
+def test_the_error_of_int8_rows(seed):
+    """At most half a step, a step being a 127th of the largest magnitude of the row; zeros stay zeros."""
+    random = np.random.default_rng(seed)
+    cache = attnc.KVCache(2, 2, 24, 40, capacity=50, dtype="int8")
+    key, value = (x * 10.0 ** random.integers(-20, 20, (2, 2, 50, 1)) for x in tokens(random, 50, "float64"))
+    key[0, 0, 7] = 0
+    cache.append(key, value)
+    for x, rows, scales in ((key, cache.keys, cache.key_scales), (value, cache.values, cache.value_scales)):
+        error = np.abs(rows * scales[..., None].astype(np.float64) - x)
+        bound = np.abs(x).max(-1, keepdims=True) / 254
+        assert (error <= bound * (1 + 1e-4)).all() and (error > bound * 0.9).any()
+    assert not cache.keys[0, 0, 7].any() and cache.key_scales[0, 0, 7] == 0
+    assert cache.nbytes == cache.keys.nbytes + cache.values.nbytes + 2 * cache.key_scales.nbytes
+
+
+def test_the_error_of_int8_attention(isa, seed):
+    """Scores move by at most the query's 1-norm times the key's half step, values by theirs: the output by both."""
+    random = np.random.default_rng(seed)
+    rows = tokens(random, 300, "float64")
+    cache = attnc.KVCache(2, 2, 24, 40, capacity=300, dtype="int8")
+    cache.append(*rows)
+    query = normal(random, (2, 4, 1, 24), "float64")
+    exact = attnc.attention(query, *rows)
+    steps = np.repeat(cache.key_scales.astype(np.float64), 2, 1)[:, :, None] / 2
+    moved = (np.abs(query).sum(-1, keepdims=True) * steps).max(-1, keepdims=True) / np.sqrt(24)
+    bound = np.expm1(2 * moved) * largest(rows[1]) + cache.value_scales.max() / 2
+    error = np.abs(cache.attend(query) - exact)
+    assert (error <= bound).all() and error.max() > 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_rows_behind_the_length_change_no_bit(isa, dtype, seed):
+    random = np.random.default_rng(seed)
+    cache = filled(attnc, random, dtype, [33], capacity=70)
+    query = normal(random, (2, 4, 3, 24), "float32")
+    clean = cache.attend(query, causal=True, want="lse")
+    for x in (cache._keys, cache._values, *cache._scales):
+        if x is not None:
+            x[0, :, 33:], x[1, :, 30:] = (np.nan, np.inf) if x.dtype != np.int8 else (-128, 127)
+    assert_same_bits(cache.attend(query, causal=True, want="lse"), clean)
+
+
+def test_large_int8_values_do_not_overflow(isa):
+    """Sums that could overflow are taken apart, as for other dtypes."""
+    cache = attnc.KVCache(1, 1, 16, 16, capacity=200, dtype="int8")
+    cache.append(np.zeros((1, 1, 200, 16)), np.full((1, 1, 200, 16), 3e38))
+    got = cache.attend(np.ones((1, 1, 1, 16), np.float32))
+    assert np.allclose(got, 3e38, rtol=1e-5)
+
+
+def errors():
+    rows = {"key": np.zeros((2, 2, 4, 24)), "value": np.zeros((2, 2, 4, 40))}
+    nan = {**rows, "value": np.full((2, 2, 4, 40), np.nan)}
+    query = np.zeros((2, 4, 1, 24), np.float32)
+    yield ValueError, "batch must be an integer from 0", lambda m: m.KVCache(-1, 2, 8, capacity=4, dtype="float32")
+    yield TypeError, "kv_heads must be an integer", lambda m: m.KVCache(1, 2.0, 8, capacity=4, dtype="float32")
+    yield ValueError, "capacity must be an integer from 1", lambda m: m.KVCache(1, 2, 8, capacity=0, dtype="float32")
+    yield TypeError, "dtype is int16; wanted float32", lambda m: m.KVCache(1, 2, 8, capacity=4, dtype="int16")
+    yield TypeError, "dtype must be a dtype", lambda m: m.KVCache(1, 2, 8, capacity=4, dtype="floaty")
+    yield ValueError, "bounded number of keys", lambda m: m.KVCache(1, 2, 8, capacity=4, dtype="f4", window=(None, 0))
+    yield ValueError, "capacity of at least 5", lambda m: m.KVCache(1, 2, 8, capacity=4, dtype="f4", window=(4, 0))
+    yield ValueError, r"key has shape \(2, 4, 24\); wanted \(batch", \
+        lambda m: cache(m).append(rows["key"][0], rows["value"])
+    yield ValueError, r"value has shape .* \(2, 2, 4, 40\)", lambda m: cache(m).append(rows["key"], rows["key"])
+    yield ValueError, r"= \(2, 2, 2, 24\)", lambda m: cache(m).append(**rows, layout="bnhd")
+    yield ValueError, "lengths must be from 0 to 4", lambda m: cache(m).append(**rows, lengths=[5, 1])
+    yield ValueError, r"lengths has shape \(3,\)", lambda m: cache(m).append(**rows, lengths=[1, 1, 1])
+    yield ValueError, "batch element 1 holds 5 tokens, capacity is 8; nothing was appended", \
+        lambda m: cache(m).append(**rows, lengths=[1, 4])
+    yield ValueError, "value has entries that are not finite; int8", \
+        lambda m: cache(m, "int8").append(**nan, lengths=[3, 1])
+    yield ValueError, "lengths asks for 4 tokens in batch element 0, which holds 3", lambda m: cache(m).truncate(4)
+    yield ValueError, r"indices has shape \(1,\); wanted \(batch,\)", lambda m: cache(m).reorder([0])
+    yield ValueError, "indices must be from 0 to 1", lambda m: cache(m).reorder([0, 2])
+    yield TypeError, "indices must be an integer", lambda m: cache(m).reorder([0.0, 1.0])
+    yield ValueError, "query has 3 heads", lambda m: cache(m).attend(query[:, :3])
+    yield ValueError, "mask was given to a cache with a window", \
+        lambda m: cache(m, window=(2, 0)).attend(query, mask=np.ones((1, 8), bool))
+
+
+def cache(module, dtype="float32", **options):
+    """Of capacity 8, with 3 and 5 tokens."""
+    made = module.KVCache(2, 2, 24, 40, capacity=8, dtype=dtype, **options)
+    made.append(np.ones((2, 2, 5, 24)), np.ones((2, 2, 5, 40)), lengths=[3, 5])
+    return made
+
+
+@pytest.mark.parametrize("module", [attnc, reference])
+@pytest.mark.parametrize("error, words, call", [*errors()])
+def test_errors(module, error, words, call):
+    with pytest.raises(error, match=words):
+        call(module)
+
+
+def test_errors_of_rows_that_move():
+    ring = cache(attnc, window=(4, 0))
+    ring.append(np.ones((2, 2, 8, 24)), np.ones((2, 2, 8, 40)))
+    query = np.ones((2, 4, 5, 24), np.float32)
+    with pytest.raises(ValueError, match="want='weights' has no meaning"):
+        ring.attend(query[:, :, :1], want="weights")
+    with pytest.raises(ValueError, match="query has length 5, and its first row looks 4 keys back; wanted at most 4"):
+        ring.attend(query)
+    with pytest.raises(ValueError, match="9 more tokens do not fit: batch element 0 has a window, capacity is 8"):
+        ring.append(np.ones((2, 2, 9, 24)), np.ones((2, 2, 9, 40)))
+    with pytest.raises(ValueError, match="whose window needs tokens before 3, which later ones have replaced"):
+        ring.truncate([6, 13])
+    assert ring.lengths.tolist() == [11, 13]
+
+
+def test_nothing_is_written_after_an_error(seed):
+    made = cache(attnc)
+    before = made.keys.copy(), made.values.copy(), made.lengths.copy()
+    rows = np.full((2, 2, 4, 24), 7.0), np.full((2, 2, 4, 40), 7.0)
+    for bad in ({"lengths": [4, 4]}, {"lengths": [4, -1]}):
+        with pytest.raises(ValueError, match=r"lengths|fit"):
+            made.append(*rows, **bad)
+    for x, y in zip(before, (made.keys, made.values, made.lengths), strict=True):
+        assert_same_bits(x, y)
+
+
+def test_the_twin_has_the_same_methods():
+    import inspect
+    for name in ("__init__", "append", "attend", "truncate", "reorder"):
+        fast, twin = (inspect.signature(getattr(module.KVCache, name)) for module in (attnc, reference))
+        assert list(fast.parameters.values()) == list(twin.parameters.values())
