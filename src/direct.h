@@ -55,6 +55,9 @@ INLINE void T(dots)(const int dtype, const int rows, const REAL *const *q, const
 
 /* The factors of int8 keys first .. first + LANES, of which `valid` exist. */
 INLINE VEC T(load_scales)(const float *scale, ix first, ix valid) {
+#if REAL_BITS == 32
+    if (valid == LANES) return V(loadu)(scale + first);
+#endif
     REAL some[LANES] = {0};
     for (ix i = 0; i < valid; i++) some[i] = (REAL)scale[first + i];
     return V(loadu)(some);

@@ -5,6 +5,7 @@
  *   round (to nearest even), scale2 (p * 2**n), max (the second operand where either is NaN), fma,
  *   keep_bits / keep_bytes (lanes chosen by an integer or by bool bytes), zero_below, unless_equal, transpose,
  *   sum, largest (over the lanes; halving each time, so the order is fixed and short), vf_load_f16 / vf_store_f16,
+ *   vf_load_i8,
  *   fold and sums (of DOT_KEYS vectors into one, of LANES / DOT_KEYS such into one: lane i has the sum over the lanes of
  *   vector i).
  * simd/base.h is their meaning in plain compiler vectors. */
@@ -49,7 +50,6 @@ typedef uint32_t vfu __attribute__((vector_size(VECTOR_BYTES), may_alias));
 enum { VF = VECTOR_BYTES / 4, VD = VECTOR_BYTES / 8 };   /* lanes */
 
 typedef uint16_t vh __attribute__((vector_size(VECTOR_BYTES / 2), may_alias));
-typedef int8_t vb __attribute__((vector_size(VECTOR_BYTES / 4), may_alias));
 
 INLINE vf vf_set1(float x) { return x - (vf){0}; }       /* x - 0 is x, also for -0 */
 INLINE vd vd_set1(double x) { return x - (vd){0}; }
@@ -68,11 +68,6 @@ INLINE vf vf_load_bf16(const uint16_t *p) {
     vh h;
     memcpy(&h, p, sizeof h);
     return (vf)(__builtin_convertvector(h, vfu) << 16);
-}
-INLINE vf vf_load_i8(const int8_t *p) {
-    vb b;
-    memcpy(&b, p, sizeof b);
-    return __builtin_convertvector(b, vf);
 }
 INLINE void vf_store_bf16(uint16_t *p, vf v) {
     vfu u = (vfu)v, nan = (vfu)(v != v), rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16;

@@ -59,6 +59,10 @@ INLINE void vf_store_f16(uint16_t *p, vf v) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+INLINE vf vf_load_i8(const int8_t *p) {
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
 INLINE void vf_transpose(vf r[VF]) {
     __m256 t[8], u[8];
     UNROLL for (int i = 0; i < 8; i += 2) {

@@ -60,6 +60,10 @@ INLINE void vf_store_bf16(uint16_t *p, vf v) {
     rounded = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(rounded));
 }
+INLINE vf vf_load_i8(const int8_t *p) {
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
 #if defined(__AVX512BF16__)
 /* rounded to nearest even, but subnormal numbers to 0 */
 INLINE void vf_store_pairs(uint16_t *p, vf v) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v)); }

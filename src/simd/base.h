@@ -72,6 +72,7 @@ INLINE vf vf_sums(const vf r[VF / TILE_VECTORS]) {
 }
 INLINE vd vd_sums(const vd r[VD / TILE_VECTORS]) { return r[0]; }
 
+INLINE vf vf_load_i8(const int8_t *p) { return (vf){p[0], p[1], p[2], p[3]}; }
 INLINE vf vf_load_f16(const uint16_t *p) {
     vf v = {f16_widen(p[0]), f16_widen(p[1]), f16_widen(p[2]), f16_widen(p[3])};
     return v;

@@ -54,6 +54,7 @@ INLINE double vd_sum(vd v) { return vaddvq_f64((float64x2_t)v); }
 INLINE float vf_largest(vf v) { return vmaxvq_f32((float32x4_t)v); }
 INLINE double vd_largest(vd v) { return vmaxvq_f64((float64x2_t)v); }
 
+INLINE vf vf_load_i8(const int8_t *p) { return (vf){p[0], p[1], p[2], p[3]}; }
 INLINE vf vf_load_f16(const uint16_t *p) { return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 INLINE void vf_store_f16(uint16_t *p, vf v) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v))); }
 
