@@ -4,6 +4,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 from numpy.typing import ArrayLike, NDArray
 
+from ._checks import Args
 from .results import AttentionResult
 
 _Want: TypeAlias = Literal["lse", "weights", "scores"]
@@ -47,3 +48,6 @@ def attention_weights(
 def weighted_sum(
     weights: ArrayLike, value: ArrayLike, *, out: NDArray[Any] | None = ..., num_threads: int | None = ...
 ) -> NDArray[Any]: ...
+def attend(
+    a: Args, scales: tuple[NDArray[Any] | None, NDArray[Any] | None] = ...
+) -> NDArray[Any] | AttentionResult: ...

@@ -22,7 +22,7 @@ INLINE void T(fetch)(const char *row, ix i, ix size) {
 #define DTYPE_CASES(call) switch (dtype) { case F16: call(F16); break; case BF16: call(BF16); break; \
                                                   case I8: call(I8); break; default: call(F32); }
 #else
-#define DTYPE_CASES(call) do call(F64) while (0);
+#define DTYPE_CASES(call) (void)dtype; do call(F64) while (0);
 #endif
 
 /* Products of rows with DOT_KEYS keys, folded to one vector a row. A deep product is a sum of chains, as in tile.h. */

@@ -4,6 +4,7 @@
 
 /* LANES elements of a dtype, widened as they are read; double vectors have no other form than their own in memory. */
 INLINE VEC T(load_as)(const int dtype, const char *src) {
+    (void)dtype;
 #if REAL_BITS == 32
     switch (dtype) {
     case F16: return vf_load_f16((const uint16_t *)src);
