@@ -9,16 +9,22 @@ cdef extern from *:
     #endif
     /* The compiler's own detection asks CPUID and XGETBV: whether the operating system saves the wide registers. */
     #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+    #include <cpuid.h>
+    /* Where older compilers have no name for it: a bit of register 0..3 (EAX .. EDX) of a leaf. */
+    static int cpuid(unsigned leaf, unsigned sub, int r, int bit) {
+        unsigned x[4];
+        return __get_cpuid_count(leaf, sub, &x[0], &x[1], &x[2], &x[3]) && (x[r] >> bit & 1);
+    }
     static int has_avx2(void) {
         __builtin_cpu_init();
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi")
-            && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+            && __builtin_cpu_supports("bmi2") && cpuid(1, 0, 2, 29);       /* f16c */
     }
     static int has_avx512(void) {
         return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
             && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     }
-    static int has_avx512bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+    static int has_avx512bf16(void) { return has_avx512() && cpuid(7, 1, 0, 5); }
     #else
     static int has_avx2(void) { return 0; }
     static int has_avx512(void) { return 0; }
