@@ -8,23 +8,29 @@ from . import _isa
 from .threads import resolve
 
 ATTEND, SCORES, WEIGH, WEIGHTS = 0, 1, 2, 3
+ROW_STATISTICS, KEY_STATISTICS, PLACES = 0, 1, 2     # parts of `statistics`
 
 
-def run(mode: int, a, *, value=None, out=None, lse=None, weights=None, scores=None,
-        scale: float | None = None, scales: tuple = (None, None)) -> tuple:
-    """Call the kernels for the arguments `a`; arrays that are None are not read or written. Returns how it was cut."""
-    return call(mode, *_operands(a, value, out, lse, weights, scores, scale, scales), a.num_threads)
+def run(mode: int, a, **arrays) -> tuple:
+    """Call the kernels for the arguments `a` with the `arrays` of `_operands`. Returns how the call was cut."""
+    return call(mode, *_operands(a, **arrays), a.num_threads)
+
+
+def statistics(part: int, a, wants: tuple, progress, **arrays) -> tuple:
+    """Call the kernels for statistics of the weights; `wants` as `statistics` of the kernels takes them."""
+    return _isa.kernels.statistics(part, *_operands(a, **arrays), *resolve(a.num_threads), wants, progress)
 
 
 def run_backward(b, delta: np.ndarray, *, query=None, key=None, value=None, bias=None) -> tuple:
     """Write the gradients that are given, and delta, for the checked arguments `b`. Returns how it was cut."""
-    arrays, batch, sizes, options = _operands(b.args, b.args.value, None, b.lse, None, None, None)
+    arrays, batch, sizes, options = _operands(b.args, value=b.args.value, lse=b.lse)
     extra = (b.grad_output, b.output, b.grad_lse, delta, query, key, value, bias)
     return _isa.kernels.backward(arrays, extra, batch, sizes, options, *resolve(b.args.num_threads))
 
 
-def _operands(a, value, out, lse, weights, scores, scale: float | None, scales: tuple = (None, None)) -> tuple:
-    """Arrays in the order of the kernels, batch, sizes and options."""
+def _operands(a, *, value=None, out=None, lse=None, weights=None, scores=None, scale: float | None = None,
+              scales: tuple = (None, None)) -> tuple:
+    """Arrays in the order of the kernels, batch, sizes and options. None is not read or written."""
     left, right = a.window or (None, None)
     arrays = (
         a.query, a.key, value, out, lse, weights, scores, a.mask, a.key_mask, a.bias,

@@ -9,6 +9,8 @@ from ._checks import attention_args, check_lse, weighted_sum_args
 from ._checks.arrays import as_array
 from .results import AttentionResult
 
+STATISTICS = frozenset(("entropy", "max", "argmax"))
+
 
 def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
               scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
@@ -55,7 +57,9 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
     layout : {"bhnd", "bnhd"}
         Order of the last axes of query, key, value and output: heads before length or after it.
     want : name or tuple of names
-        Out of ``"lse"`` (..., q_heads, q_len), ``"weights"`` and ``"scores"`` (..., q_heads, q_len, kv_len).
+        Out of ``"lse"``, ``"entropy"``, ``"max"`` and ``"argmax"`` (..., q_heads, q_len), ``"weights"`` and
+        ``"scores"`` (..., q_heads, q_len, kv_len). See `AttentionWeights` for the
+        statistics; none changes a bit of the output.
     out : array, optional
         Receives the output: exact shape and dtype, no memory shared with an input.
     num_threads : int, optional
@@ -103,13 +107,24 @@ def attend(a, scales: tuple = (None, None)) -> np.ndarray | AttentionResult:
     if not a.want:
         _call.run(_call.ATTEND, a, value=a.value, out=view, scales=scales)
         return output
-    wanted = {name: np.empty(a.lse_shape if name == "lse" else a.weights_shape, a.dtype if name == "weights" else a.acc)
-              for name in a.want}
+    wanted = {name: _result(name, a) for name in a.want}
     if "scores" in wanted:
         _call.run(_call.SCORES, a, scores=wanted["scores"], scales=scales)
-    _call.run(_call.ATTEND, a, value=a.value, out=view, lse=wanted.get("lse"), weights=wanted.get("weights"),
-              scales=scales)
+    results = dict(out=view, lse=wanted.get("lse"), weights=wanted.get("weights"), scales=scales)
+    if STATISTICS.isdisjoint(wanted):
+        _call.run(_call.ATTEND, a, value=a.value, **results)
+    else:
+        top = np.empty((*a.lse_shape, 1), a.acc) if "argmax" in wanted else None
+        wants = (None, wanted.get("entropy"), wanted.get("max"), None, None, top, wanted.get("argmax"),
+                 int("argmax" in wanted), None)
+        _call.statistics(_call.ROW_STATISTICS, a, wants, None, value=a.value, **results)
     return AttentionResult(output, **wanted)
+
+
+def _result(name: str, a) -> np.ndarray:
+    """Room for what `want` names."""
+    dtype = a.dtype if name == "weights" else np.int64 if name == "argmax" else a.acc
+    return np.empty(a.weights_shape if name in ("weights", "scores") else a.lse_shape, dtype)
 
 
 def attention_scores(query, key, *, stage="masked", mask=None, key_mask=None, bias=None, causal=False, window=None,

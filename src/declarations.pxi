@@ -11,6 +11,8 @@ cdef extern from "runtime.h" nogil:
     Py_ssize_t share_of_l2(Py_ssize_t share)
     double seconds()
     int run_signal_handlers()
+    void count_one(Py_ssize_t* done)
+    int report_progress(void* function, Py_ssize_t done, Py_ssize_t total)
     void* aligned_memory(size_t bytes)
     void free_aligned(void* memory)
     char* scratch_memory(size_t bytes, char* local, size_t size)
@@ -44,6 +46,61 @@ cdef extern from "tiles.h" nogil:
         Py_ssize_t n
         const Py_ssize_t* shape
 
+    ctypedef struct RowWants:
+        int any, sums
+        double* norm
+        void* entropy
+        void* max
+        void* position
+        void* distance
+        void* top
+        int64_t* top_keys
+        Py_ssize_t k
+        const void* given
+
+    ctypedef struct KeyWants:
+        const double* norm
+        const void* given
+        const void* row_weights
+        const int64_t* order
+        Py_ssize_t walk
+        void* mass
+        void* max
+        void* seen
+        int64_t* hits
+        double threshold
+        void* map
+        int map_max
+        const int64_t* row_bin
+        const double* bin_rows
+        Py_ssize_t row_bins, key_bins
+        const int64_t* slot
+        const int64_t* slot_start
+        const int64_t* slot_bin
+        void* products
+        const void* factors
+        Py_ssize_t columns
+        int odd_factors
+
+    ctypedef struct Seen:
+        double* surprise
+        double* position
+        double* distance
+        void* scores
+        void* heap
+        int* heap_keys
+        double* mass
+        double* bin
+        double* seen
+        double* products
+        Py_ssize_t row_bin, slots
+        double* bins
+        unsigned char* odd
+        double* merged
+        int64_t* hits
+        void* largest
+        void* part
+
     ctypedef struct Params:
         Array query, key, value, out, lse, weights, scores
         Array mask, key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths
@@ -58,6 +115,8 @@ cdef extern from "tiles.h" nogil:
         int whole, shared, direct, copied
         Py_ssize_t keep
         Py_ssize_t width, pack_bytes, scratch_bytes, state_bytes
+        RowWants row_wants
+        KeyWants key_wants
         int n_threads, stop
 
     ctypedef struct Range:
@@ -114,6 +173,7 @@ cdef extern from "tiles.h" nogil:
         int uses_apart
         Py_ssize_t column, columns
         int choose
+        Seen seen
 
     ctypedef struct Sizes:
         Py_ssize_t most_block_k, least_block_k, block_bytes, split_k, direct_rows, few_rows
@@ -152,6 +212,16 @@ cdef extern from "tiles.h" nogil:
         void (*softmax_rows)(const RowOp*, Py_ssize_t, Py_ssize_t, void*) noexcept nogil
         void (*softmax_strips)(const RowOp*, Py_ssize_t, Py_ssize_t, void*) noexcept nogil
         void (*softmax_backward_rows)(const RowOp*, Py_ssize_t, Py_ssize_t, void*) noexcept nogil
+        void (*begin_seen)(const Params*, Task*) noexcept nogil
+        void (*see_scores)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*see_weights)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*finish_seen)(const Params*, Task*, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*load_norm)(const Params*, Task*) noexcept nogil
+        void (*clear_keys)(const Params*, Task*) noexcept nogil
+        void (*receive)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*close_bin)(const Params*, Task*, Py_ssize_t) noexcept nogil
+        void (*finish_keys)(const Params*, Task*, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*merge_bins)(const Params*, Task*, const double*, Py_ssize_t, Py_ssize_t) noexcept nogil
 
     const Tile TILES[3]
     Py_ssize_t batch_offset(const Array*, const Batch*, Py_ssize_t) noexcept
@@ -166,7 +236,7 @@ cdef extern from "tiles.h" nogil:
     void fp_leave(fp_state) noexcept
 
 cdef enum:
-    ATTEND, SCORES, WEIGH, WEIGHTS, BACKWARD # what a call computes
+    ATTEND, SCORES, WEIGH, WEIGHTS, BACKWARD, RECEIVE # what a call computes
 cdef enum:
     ARRAYS = 21
     LSE = 4
@@ -196,4 +266,9 @@ cdef struct Work:
     Py_ssize_t first_split
     Py_ssize_t round_splits
     double next_poll
+    bint uniform                   # the path of many rows, whatever their number: statistics of a row have one value
+    double* bins                   # a round's parts of maps
+    Py_ssize_t chunk, chunks       # blocks of a chunk of keys, and chunks
+    void* progress                 # a Python function of (done, total), or NULL
+    Py_ssize_t done, total         # tasks
 

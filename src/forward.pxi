@@ -59,6 +59,7 @@ cdef void one(Work* w, Step step, Py_ssize_t i, int thread) noexcept nogil:
     lay_out(w, w.scratch + thread * w.p.scratch_bytes, &task)
     step(w, i, &task, thread)
     fp_leave(state)
+    count_one(&w.done)
     poll(w, thread)
 
 
@@ -68,7 +69,7 @@ cdef void poll(Work* w, int thread) noexcept nogil:
     if thread == 0:
         now = seconds()
         if now > w.next_poll:
-            if run_signal_handlers():
+            if run_signal_handlers() or w.progress != NULL and report_progress(w.progress, w.done, w.total):
                 w.p.stop = 1
             w.next_poll = seconds() + 0.05
 
@@ -109,6 +110,12 @@ cdef void open_task(Work* w, Task* t, Py_ssize_t head, Py_ssize_t block, Py_ssiz
             keys = visible(p, t.lengths, position)
     t.block_start = most(first // p.block_k, split * p.split_k)
     t.block_stop = least(ceil_div(last, p.block_k), (split + 1) * p.split_k)
+    open_arrays_of(w, t)
+
+
+cdef void open_arrays_of(Work* w, Task* t) noexcept nogil:
+    """What the task's batch element has of each array."""
+    cdef Params* p = &w.p
     t.query = p.query.data + batch_offset(&p.query, &p.batch, t.batch)
     t.out = p.out.data + batch_offset(&p.out, &p.batch, t.batch)
     t.lse = p.lse.data + batch_offset(&p.lse, &p.batch, t.batch)
@@ -146,6 +153,8 @@ cdef void attend(Work* w, Task* t, int thread) noexcept nogil:
     cdef Packed kv
     cdef char* kept = <char*> t.s
     w.tile.begin(p, t)
+    if p.row_wants.any:
+        w.tile.begin_seen(p, t)
     for block in range(t.block_start, t.block_stop):
         if p.stop:
             return
@@ -177,7 +186,11 @@ cdef void attend_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, Py_ssize_t 
     if seen == SKIP:
         return
     scores(w, t, r, n, block, kv, seen)
+    if p.row_wants.any:
+        tile.see_scores(p, t, r, n, block)
     tile.softmax(p, t, r, n, block)
+    if p.row_wants.any:
+        tile.see_weights(p, t, r, n, block)
     if p.value_dim and p.direct:
         tile.values_direct(p, t, r, n, block)
     elif p.value_dim:
@@ -202,6 +215,8 @@ cdef void close_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, char* kept) 
     if w.mode == WEIGH:                                   # given weights are not normalised
         for k in range(r, r + n):
             t.row_sum[k] = 1
+    if w.p.row_wants.any:
+        w.tile.finish_seen(&w.p, t, r, n)
     w.tile.finish(&w.p, t, r, n)
     if w.p.keep:
         store_kept(w, t, r, n, kept)
@@ -280,7 +295,9 @@ cdef void sweep(Work* w, Py_ssize_t i, Task* t, int thread, bint weights) noexce
     cdef Packed kv
     open_task(w, t, w.first_head + head, i // p.splits % p.q_blocks, split)
     w.tile.begin(p, t)
-    if p.given_lse:
+    if p.key_wants.norm != NULL or p.key_wants.given != NULL:
+        w.tile.load_norm(p, t)
+    elif p.given_lse:
         w.tile.load_lse(p, t)
     elif weights:
         w.tile.load_row_stats(p, t, w.stats)

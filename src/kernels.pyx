@@ -7,6 +7,7 @@ from libc.string cimport memset
 include "declarations.pxi"
 include "forward.pxi"
 include "backward.pxi"
+include "statistics.pxi"
 include "rowwise.pxi"
 include "probes.pxi"
 
@@ -99,26 +100,33 @@ def attention(int mode, tuple arrays, tuple batch, tuple sizes, tuple options, i
     value_scale. For `threads` see enter_threads.
     """
     cdef Work work
-    cdef Params* p = &work.p
     cdef Py_ssize_t shape[64]
     cdef Views views
-    cdef Array** targets = [
-        &p.query, &p.key, &p.value, &p.out, &p.lse, &p.weights, &p.scores, &p.mask, &p.key_mask, &p.bias, &p.q_offset,
-        &p.sinks, &p.slopes, &p.q_segments, &p.k_segments, &p.q_lengths, &p.kv_lengths,
-        &p.q_starts, &p.k_starts, &p.key_scale, &p.value_scale]
     memset(&work, 0, sizeof(Work))
     memset(&views.held, 0, sizeof(views.held))
     try:
-        open_arrays(mode, arrays, targets, &views)
-        p.query.starts = p.out.starts = p.lse.starts = <const int64_t*> p.q_starts.data
-        p.key.starts = p.value.starts = <const int64_t*> p.k_starts.data
-        set_sizes(p, shape, batch, sizes)
-        p.type, p.causal, p.left, p.right, p.scale, p.softcap = options
+        open_call(&work, mode, arrays, batch, sizes, options, shape, &views)
         prepare(&work, mode)
         start(&work, threads, explicit)
         return plan_of(&work)
     finally:
         close_arrays(&views)
+
+
+cdef int open_call(Work* w, int mode, tuple arrays, tuple batch, tuple sizes, tuple options,
+                   Py_ssize_t* shape, Views* views) except -1:
+    """Everything that a call says, in its Params."""
+    cdef Params* p = &w.p
+    cdef Array** targets = [
+        &p.query, &p.key, &p.value, &p.out, &p.lse, &p.weights, &p.scores, &p.mask, &p.key_mask, &p.bias, &p.q_offset,
+        &p.sinks, &p.slopes, &p.q_segments, &p.k_segments, &p.q_lengths, &p.kv_lengths,
+        &p.q_starts, &p.k_starts, &p.key_scale, &p.value_scale]
+    open_arrays(mode, arrays, targets, views)
+    p.query.starts = p.out.starts = p.lse.starts = <const int64_t*> p.q_starts.data
+    p.key.starts = p.value.starts = <const int64_t*> p.k_starts.data
+    set_sizes(p, shape, batch, sizes)
+    p.type, p.causal, p.left, p.right, p.scale, p.softcap = options
+    return 0
 
 
 cdef enum:
@@ -136,6 +144,8 @@ cdef int start(Work* w, int threads, bint explicit) except -1:
     try:
         if w.mode == BACKWARD:
             divide_backward(w)
+        elif w.mode == RECEIVE:
+            divide_keys(w)
         else:
             divide(w)
         w.memory = scratch_memory(w.bytes, local, LOCAL_BYTES)
@@ -145,6 +155,8 @@ cdef int start(Work* w, int threads, bint explicit) except -1:
             with nogil:
                 if w.mode == BACKWARD:
                     compute_backward(w)
+                elif w.mode == RECEIVE:
+                    receive_all(w)
                 else:
                     compute(w)
         finally:

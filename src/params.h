@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "wants.h"
+
 typedef ptrdiff_t ix;
 
 enum { F32, F64, F16, BF16, I8 };   /* stored dtypes; int8 rows of key and value come with a scale each */
@@ -53,6 +55,8 @@ typedef struct {
     ix keep;                     /* weights: parts (group, block) of scores a task keeps until the row sums are known */
     ix width;                    /* columns of a block in scratch: block_k, or what short keys need */
     ix pack_bytes, scratch_bytes, state_bytes;
+    RowWants row_wants;
+    KeyWants key_wants;
     int n_threads;
     volatile int stop;
 } Params;

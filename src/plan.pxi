@@ -21,7 +21,7 @@ cdef void prepare(Work* w, int mode) noexcept nogil:
     cdef Params* p = &w.p
     cdef double magnitude = p.scale if p.scale >= 0 else -p.scale
     w.mode = mode
-    p.direct = p.rows <= SIZES.direct_rows and mode not in (WEIGH, BACKWARD)
+    p.direct = p.rows <= SIZES.direct_rows and mode not in (WEIGH, BACKWARD) and not w.uniform
     w.tile = &TILES[DOT if multiplies_pairs(w) else p.type]
     p.arrays = p.mask.data != NULL or p.key_mask.data != NULL or p.bias.data != NULL or p.q_segments.data != NULL
     # A magnitude that is no ordinary float would leave the exponent without digits: it takes the general path.
@@ -56,9 +56,8 @@ cdef void divide(Work* w) noexcept nogil:
         p.block_k //= 2
     p.k_blocks = ceil_div(p.kv_len, p.block_k)
     p.width = least(p.block_k, round_up(p.kv_len, w.tile.panel))
-    p.pack_bytes = (padded(p.width * round_up(p.head_dim, 2) * w.tile.packed)
-                    + padded(p.width * p.value_stride * w.tile.packed) + padded(p.width * 4 + 64))
-    p.split_k = p.k_blocks if p.rows > SIZES.few_rows else SIZES.split_k // p.block_k
+    p.pack_bytes = packed_bytes(w)
+    p.split_k = p.k_blocks if p.rows > SIZES.few_rows or w.uniform else SIZES.split_k // p.block_k
     p.splits = most(1, ceil_div(p.k_blocks, p.split_k)) if p.k_blocks else 1
     p.whole = p.rows > SIZES.few_rows and whole_heads(p, real)
     p.shared = p.rows > SIZES.few_rows and not p.whole
@@ -76,6 +75,10 @@ cdef void divide(Work* w) noexcept nogil:
     if p.keep and p.k_blocks > 1:
         p.block_q = least(p.block_q, kept_rows)
         p.keep = p.block_q // GROUP_ROWS * p.k_blocks
+    if heap_rows(w) < p.block_q:
+        p.block_q = heap_rows(w)
+        if p.whole:
+            p.whole, p.shared = 0, 1
     p.q_blocks = ceil_div(p.rows, p.block_q)
     p.scratch_bytes = lay_out(w, <char*> &unused, &unused)      # to count
 
@@ -84,6 +87,7 @@ cdef void divide(Work* w) noexcept nogil:
     if p.shared and per_head * heads > SHARED_BYTES:
         w.heads = most(1, SHARED_BYTES // per_head)
     w.round_splits = p.splits
+    w.total = heads * p.q_blocks * p.splits + (heads * p.k_blocks if p.shared else 0)
     p.state_bytes = 0
     if p.splits > 1 and w.mode in (ATTEND, WEIGH):
         p.state_bytes = padded((2 * p.value_stride + w.tile.lanes) * real + 8)
@@ -94,6 +98,13 @@ cdef void divide(Work* w) noexcept nogil:
     w.bytes += p.state_bytes * p.rows * w.heads * (w.round_splits + 1)
     if w.mode == ATTEND and p.weights.data != NULL and not p.keep:
         w.bytes += padded(16 * p.rows * heads)
+
+
+cdef Py_ssize_t packed_bytes(const Work* w) noexcept nogil:
+    """Of a block of keys and values."""
+    cdef const Params* p = &w.p
+    return (padded(p.width * round_up(p.head_dim, 2) * w.tile.packed)
+            + padded(p.width * p.value_stride * w.tile.packed) + padded(p.width * 4 + 64))
 
 
 cdef bint worth_threads(const Params* p) noexcept nogil:
@@ -167,6 +178,7 @@ cdef Py_ssize_t lay_out(const Work* w, char* scratch, Task* t) noexcept nogil:
     t.final_max = cut(&at, rows * real + 64)
     t.inverse = <double*> cut(&at, rows * 8)
     t.halves = <uint16_t*> cut(&at, group * 2 if w.tile.packed < real else 0)
+    lay_out_seen(w, &at, t)
     return padded(at - scratch)
 
 

@@ -95,6 +95,16 @@ static int run_signal_handlers(void) {
     return raised;
 }
 
+/* Progress as Python sees it: function(done, total). Returns whether it raised. */
+static void count_one(volatile ptrdiff_t *done) { __atomic_add_fetch(done, 1, __ATOMIC_RELAXED); }
+static int report_progress(void *function, ptrdiff_t done, ptrdiff_t total) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *answer = PyObject_CallFunction((PyObject *)function, "nn", done, total);
+    Py_XDECREF(answer);
+    PyGILState_Release(gil);
+    return answer == NULL;
+}
+
 static int raise_pending(void) { return PyErr_Occurred() ? -1 : 0; }
 
 static void *aligned_memory(size_t bytes) {

@@ -21,6 +21,8 @@ INLINE REAL T(exp2_one)(REAL t) { return V(exp2)(V(set1)(t))[0]; }
 #include "tile.h"
 #include "direct.h"
 #include "results.h"
+#include "rowstats.h"
+#include "keystats.h"
 #include "softmax.h"
 #include "softmax_columns.h"
 #include "backward.h"

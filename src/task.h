@@ -50,6 +50,8 @@ typedef struct {
     ix column, columns, from, to;
     ix first_key;                        /* of the block */
     int choose;                          /* allow holds the places of this part */
+
+    Seen seen;                           /* of statistics */
 } Task;
 
 #endif

@@ -65,6 +65,16 @@ typedef struct {
     void (*softmax_rows)(const RowOp *, ix, ix, void *);
     void (*softmax_strips)(const RowOp *, ix, ix, void *);
     void (*softmax_backward_rows)(const RowOp *, ix, ix, void *);
+    void (*begin_seen)(const Params *, Task *);
+    void (*see_scores)(const Params *, Task *, ix, ix, ix);
+    void (*see_weights)(const Params *, Task *, ix, ix, ix);
+    void (*finish_seen)(const Params *, Task *, ix, ix);
+    void (*load_norm)(const Params *, Task *);
+    void (*clear_keys)(const Params *, Task *);
+    void (*receive)(const Params *, Task *, ix, ix, ix);
+    void (*close_bin)(const Params *, Task *, ix);
+    void (*finish_keys)(const Params *, Task *, ix, ix);
+    void (*merge_bins)(const Params *, Task *, const double *, ix, ix);
 } Tile;
 
 /* `step` names the steps that multiply: those of the type itself, or dot.h's */
@@ -73,7 +83,9 @@ typedef struct {
     scores_direct_##type, finish_scores_##type, softmax_##step, values_##step, values_direct_##type, \
     finish_##type, store_kept_##type, \
     store_again_##type, store_under_lse_##type, store_scores_##type, save_state_##type, merge_state_##type, save_row_stats_##type, \
-    load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type, softmax_strips_##type, softmax_backward_rows_##type }
+    load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type, softmax_strips_##type, softmax_backward_rows_##type, \
+    begin_seen_##type, see_scores_##type, see_weights_##type, finish_seen_##type, load_norm_##type, clear_keys_##type, \
+    receive_##type, close_bin_##type, finish_keys_##type, merge_bins_##type }
 
 static const Tile TILES[] = {                       /* index: Params.type, or DOT */
     TILE(f32, float, VF, sizeof(float), f32),

@@ -12,7 +12,7 @@ from .arrays import describe
 
 LAYOUTS = ("bhnd", "bnhd")
 STAGES = ("raw", "scaled", "capped", "masked")
-WANTED = ("lse", "weights", "scores")
+WANTED = ("lse", "weights", "scores", "entropy", "max", "argmax")
 MAX_THREADS = 4096
 MAX_OFFSET = 2**53   # positions stay exact in float64 and far from the ends of int64
 MAX_WINDOW = 2**62   # more than the distance of any two positions

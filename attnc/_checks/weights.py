@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -116,6 +117,31 @@ def over_heads(x: np.ndarray, heads: str | None, a) -> np.ndarray:
     return x.sum(-2) / (max(a.q_heads, 1) if heads == "mean" else 1)
 
 
+def mass_shape(a, heads: str | None) -> tuple:
+    """Shape of something for each key, after `over_heads`."""
+    if a.two_d:
+        return (a.kv_len,)
+    left = {None: (a.q_heads,), "group": (a.kv_heads,)}.get(heads, ())
+    return *a.batch, *left, a.kv_len
+
+
+def n_tiles(shape: tuple, rows: int, keys: int) -> int:
+    """How many `tiles` there are."""
+    return math.prod(shape[:-2]) * -(-shape[-2] // rows) * -(-shape[-1] // keys)
+
+
+def kept(weights: np.ndarray, threshold: float | None, top_p: float | None) -> np.ndarray:
+    """Which weights a sparse export keeps, never one of 0."""
+    if top_p is None:
+        return (weights >= threshold) & (weights > 0)
+    order = np.argsort(-weights, axis=-1, kind="stable")
+    ranked = np.take_along_axis(weights, order, -1).astype(np.float64)
+    before = ranked.cumsum(-1) - ranked
+    keep = np.empty(weights.shape, bool)
+    np.put_along_axis(keep, order, before < top_p * ranked.sum(-1, keepdims=True), -1)
+    return keep & (weights > 0)
+
+
 def check_dense_dtype(dtype) -> np.dtype:
     """A dtype that weights can be stored in."""
     dtype = np.dtype(dtype)
@@ -128,6 +154,12 @@ def check_dense_out(out, dtype, a) -> np.ndarray:
     """The array that dense weights are written to, of any float dtype; a memory map too."""
     wanted = check_dense_dtype(out.dtype if dtype is None and isinstance(out, np.ndarray) else dtype or a.acc)
     check_out(out, a.weights_shape, wanted, dict(query=a.query, key=a.key, mask=a.mask, bias=a.bias))
+    return out
+
+
+def check_mean_out(out, shape: tuple, a) -> np.ndarray:
+    """The array that the mean over heads is written to."""
+    check_out(out, shape, a.acc, dict(query=a.query, key=a.key, mask=a.mask, bias=a.bias))
     return out
 
 
@@ -145,7 +177,7 @@ def check_bins(bins, a) -> tuple[int, int]:
 
 def check_labels(name: str, labels, length: int) -> np.ndarray:
     """The group of each place, a negative one for none."""
-    labels = integers(name, labels, high=length - 1 if length else 0)
+    labels = integers(name, labels, high=MOST_KEYS)
     if labels.shape != (length,):
         raise ValueError(f"{name} has shape {labels.shape}; wanted ({length},), a group for each place")
     return labels
@@ -156,15 +188,21 @@ def bin_labels(bins: int, length: int) -> np.ndarray:
     return np.arange(length, dtype=np.int64) * bins // max(length, 1)
 
 
-def check_row_weights(rows, row_weights, a) -> np.ndarray | None:
-    """How much each row counts, in the accumulation dtype, (q_len,) or as `row_weights`; None: every row once."""
-    counts = None if rows is None else _row_counts(rows, a.q_len)
+def check_rows(rows, a) -> np.ndarray | None:
+    """How often each row is named; None: every row once."""
+    return None if rows is None else _row_counts(rows, a.q_len)
+
+
+def check_row_weights(row_weights, a) -> np.ndarray | None:
+    """How much each row counts, in the accumulation dtype, as it was given."""
     if row_weights is None:
-        return None if counts is None else counts.astype(a.acc)
+        return None
     weights = saturated(float_array("row_weights", row_weights), a.acc)
     target = (a.q_len,) if a.two_d else (*a.batch, a.q_heads, a.q_len)
     check_fits("row_weights", weights.shape, target, "(q_len,)" if a.two_d else "(batch..., q_heads, q_len)")
-    return weights if counts is None else weights * counts.astype(a.acc)
+    if not np.isfinite(weights).all():
+        raise ValueError("row_weights must be finite, got NaN or inf")
+    return weights
 
 
 def _row_counts(rows, length: int) -> np.ndarray:

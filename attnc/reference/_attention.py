@@ -56,7 +56,8 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
     layout : {"bhnd", "bnhd"}
         Order of the last axes of query, key, value and output: heads before length or after it.
     want : name or tuple of names
-        Out of ``"lse"`` (..., q_heads, q_len), ``"weights"`` and ``"scores"`` (..., q_heads, q_len, kv_len).
+        Out of ``"lse"``, ``"entropy"``, ``"max"`` and ``"argmax"`` (..., q_heads, q_len), ``"weights"`` and
+        ``"scores"`` (..., q_heads, q_len, kv_len). See `AttentionWeights` for the statistics.
     out : array, optional
         Receives the output: exact shape and dtype, no memory shared with an input.
     num_threads : int, optional
@@ -88,6 +89,7 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
         found = run(a)
         output = found["output"].astype(a.dtype, order="C")
         found["weights"] = found["weights"].astype(a.dtype)
+        found.update(_statistics(a))
     if out is not None:
         out[...] = output
         output = out
@@ -185,6 +187,14 @@ def run(a: Args) -> dict[str, np.ndarray]:
         output = _sum_of_values(weights, allowed, a)
         found["output"] = (output.swapaxes(-2, -3) if a.layout == "bnhd" else output).reshape(a.out_shape)
     return found
+
+
+def _statistics(a: Args) -> dict[str, np.ndarray]:
+    """What `want` names of the statistics of rows."""
+    from ._weights import AttentionWeights  # which is defined by what is here
+
+    weights = AttentionWeights.of(a)
+    return {name: getattr(weights, name)() for name in ("entropy", "max", "argmax") if name in a.want}
 
 
 def weights_under(lse: np.ndarray, a: Args) -> np.ndarray:

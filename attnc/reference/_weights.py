@@ -35,6 +35,13 @@ class AttentionWeights:
             k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads)
         self._given = None if lse is None else check_lse(lse, a)
 
+    @classmethod
+    def of(cls, a):
+        """The weights of checked arguments."""
+        weights = object.__new__(cls)
+        weights._a, weights._given = a, None
+        return weights
+
     @property
     def shape(self):
         return self._a.weights_shape
@@ -72,8 +79,7 @@ class AttentionWeights:
 
     def head(self, *index):
         places = checks.check_head(index, self.shape)
-        one = object.__new__(type(self))
-        one._a = one_head(self._a, places) if places else self._a
+        one = self.of(one_head(self._a, places) if places else self._a)
         one._given = None if self._given is None else self._given[places]
         return one
 
@@ -85,7 +91,7 @@ class AttentionWeights:
 
     def _seen(self):
         """Which keys count for which row."""
-        return self._scores() != -np.inf
+        return (self._scores() != -np.inf) & (self.lse != -np.inf)[..., None]
 
     def _visible(self):
         """Weights where the row sees the key, else 0: those of a NaN row are NaN only there."""
@@ -94,7 +100,7 @@ class AttentionWeights:
     def _rows(self):
         """Which rows are empty, and which are NaN."""
         dense = self.dense()
-        empty = ~self._seen().any(-1) | (self.lse == -np.inf)
+        empty = ~self._seen().any(-1) | (self.lse == np.inf)
         return empty, np.isnan(dense).any(-1) & ~empty
 
     def topk(self, k, *, progress=None):
@@ -153,8 +159,9 @@ class AttentionWeights:
     # Keys
 
     def _counts(self, rows, row_weights):
-        counts = checks.check_row_weights(rows, row_weights, self._a)
-        return np.ones(1, self.dtype) if counts is None else counts
+        counts, weights = checks.check_rows(rows, self._a), checks.check_row_weights(row_weights, self._a)
+        counts = np.ones(1, self.dtype) if counts is None else counts.astype(self.dtype)
+        return counts if weights is None else counts * weights.astype(self.dtype)
 
     def key_mass(self, *, rows=None, row_weights=None, heads=None, normalize=False, out=None, progress=None):
         checks.check_progress(progress)
@@ -164,7 +171,7 @@ class AttentionWeights:
             if normalize:
                 seeing = np.where(self._seen(), counts, 0).sum(-2)
                 mass = np.where(seeing == 0, 0, mass / seeing)
-        mass = checks.over_heads(mass, heads, self._a).astype(self.dtype)
+        mass = checks.over_heads(mass, heads, self._a).astype(self.dtype).reshape(checks.mass_shape(self._a, heads))
         if out is None:
             return mass
         checks.check_accumulated(out, mass.shape, self._a)
@@ -197,15 +204,13 @@ class AttentionWeights:
 
     def _pooled(self, rows, keys, row_bins, col_bins, reduce, progress):
         checks.check_progress(progress)
+        gather = np.maximum if checks.check_reduce(reduce) == "max" else np.add
+        weights = self._visible()[..., rows >= 0, :][..., keys >= 0]
+        rows, keys = rows[rows >= 0], keys[keys >= 0]
         found = np.zeros((*self.shape[:-2], row_bins, col_bins), self.dtype)
-        weights = self._visible()
-        for a in range(row_bins):
-            for b in range(col_bins):
-                part = weights[..., rows == a, :][..., keys == b]
-                if checks.check_reduce(reduce) == "max":
-                    found[..., a, b] = part.max((-1, -2), initial=0)
-                elif part.shape[-2]:
-                    found[..., a, b] = part.sum(-1).mean(-1)
+        gather.at(found, (..., rows[:, None], keys), weights)
+        if gather is np.add:
+            found /= np.maximum(np.bincount(rows, minlength=row_bins), 1).astype(self.dtype)[:, None]
         return found
 
     def head_mean(self, *, out=None, progress=None):
@@ -213,8 +218,7 @@ class AttentionWeights:
         mean = self.dense() if self._a.two_d else self.dense().mean(-3) if self._a.q_heads else self.dense().sum(-3)
         if out is None:
             return mean
-        checks.check_out(out, mean.shape, self.dtype, dict(query=self._a.query, key=self._a.key))
-        out[...] = mean
+        checks.check_mean_out(out, mean.shape, self._a)[...] = mean
         return out
 
     # Products
@@ -238,16 +242,8 @@ class AttentionWeights:
     def sparse(self, *, threshold=None, top_p=None, progress=None):
         checks.check_progress(progress)
         threshold, top_p = checks.check_sparse(threshold, top_p, self.dtype)
-        weights, seen = self._visible(), self._seen()
-        if top_p is None:
-            keep = seen & (weights >= threshold)
-        else:
-            order = np.argsort(-self._scores(), axis=-1, kind="stable")
-            mass = np.take_along_axis(weights, order, -1).cumsum(-1, dtype=np.float64)
-            needed = mass - np.take_along_axis(weights, order, -1) < top_p * mass[..., -1:]
-            keep = np.zeros(self.shape, bool)
-            np.put_along_axis(keep, order, needed, -1)
-            keep &= seen
+        weights = self._visible()
+        keep = checks.kept(weights, threshold, top_p)
         rows = keep.reshape(-1, self.shape[-1])
         indptr = np.concatenate([[0], rows.sum(-1).cumsum()])
         dropped = np.where(keep, 0, weights).sum(-1).astype(self.dtype)
@@ -299,9 +295,8 @@ class Transposed:
         x = checks.check_operand(x, self.T._a, self.shape[-1], True)
         weights = self.T._visible().swapaxes(-1, -2)
         if x.ndim == 1:
-            x = x[:, None]
-            return _products(weights, x)[..., 0]
-        return _products(weights, x)
+            return _products(weights, x[:, None])[..., 0].astype(self.T.dtype)
+        return _products(weights, x).astype(self.T.dtype)
 
 
 def _products(weights, x):

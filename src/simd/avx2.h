@@ -40,6 +40,9 @@ INLINE vd vd_keep_bytes(vd v, const uint8_t *b, vd other) {
     return (vd)_mm256_blendv_pd((__m256d)other, (__m256d)v, (__m256d)(bytes != 0));
 }
 
+INLINE unsigned vf_above(vf a, vf b) { return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ)); }
+INLINE unsigned vd_above(vd a, vd b) { return _mm256_movemask_pd(_mm256_cmp_pd((__m256d)a, (__m256d)b, _CMP_GT_OQ)); }
+
 #define HALVE(name, op_ps, op_pd) \
     INLINE float vf_##name(vf v) { \
         __m128 x = _mm_##op_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1)); \

@@ -40,6 +40,10 @@ INLINE vd vd_keep_bytes(vd v, const uint8_t *b, vd other) {
     return vd_keep_bits(v, _mm_test_epi8_mask(bytes, bytes), other);
 }
 
+/* bits of the lanes where a > b */
+INLINE unsigned vf_above(vf a, vf b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ); }
+INLINE unsigned vd_above(vd a, vd b) { return _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_GT_OQ); }
+
 INLINE float vf_sum(vf v) { return _mm512_reduce_add_ps((__m512)v); }
 INLINE double vd_sum(vd v) { return _mm512_reduce_add_pd((__m512d)v); }
 INLINE float vf_largest(vf v) { return _mm512_reduce_max_ps((__m512)v); }

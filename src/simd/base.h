@@ -39,6 +39,15 @@ INLINE vd vd_keep_bytes(vd v, const uint8_t *b, vd other) {
     return vd_choose(bytes != 0, v, other);
 }
 
+INLINE unsigned vf_above(vf a, vf b) {
+    vfi yes = (a > b) & (vfi){1, 2, 4, 8};
+    return yes[0] | yes[1] | yes[2] | yes[3];
+}
+INLINE unsigned vd_above(vd a, vd b) {
+    vdi yes = (a > b) & (vdi){1, 2};
+    return yes[0] | yes[1];
+}
+
 INLINE float vf_sum(vf v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 INLINE double vd_sum(vd v) { return v[0] + v[1]; }
 INLINE float vf_largest(vf v) {

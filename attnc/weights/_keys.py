@@ -1,0 +1,155 @@
+"""What can be said of each key, and of bins of rows and keys: sums over rows whose lse is known."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._checks import weights as checks
+from . import _sweeps
+from ._sweeps import Bins, Progress
+
+
+class KeyStatistics:
+    """Methods of `AttentionWeights` with a result for each key or bin of keys; a key counts for rows that see it."""
+
+    def key_mass(self, *, rows=None, row_weights=None, heads=None, normalize=False, out=None,
+                 progress=None) -> np.ndarray:
+        """The mass that each key receives: the sum of its weights over the rows.
+
+        Parameters
+        ----------
+        rows : slice, int array or bool array (q_len,), optional
+            Which rows count, by default all; a row that is named twice counts twice.
+        row_weights : float array, optional
+            How much each row counts; broadcasts to (..., q_heads, q_len).
+        heads : {"mean", "sum", "max", "group"}, optional
+            How the heads become one; "group" sums those that share a head of the keys, as a cache holds them.
+        normalize : bool
+            Divide by the rows that may see the key, each counted by its weight; 0 where there is none.
+        out : array, optional
+            The result is added to it: mass over several calls, as evictions from a cache need it.
+        progress : bool or function, optional
+
+        Returns
+        -------
+        array (..., q_heads, kv_len); without the axis of heads, or with that of the keys, by `heads`
+
+        Examples
+        --------
+        >>> from attnc import AttentionWeights
+        >>> AttentionWeights([[0.], [0.]], [[1.], [0.]], causal=True).key_mass()
+        array([1.5, 0.5])
+        """
+        checks.check_progress(progress)
+        heads, (order, row_weights) = checks.check_heads(heads), self._walk(rows, row_weights)
+        shape = checks.mass_shape(self._a, heads)
+        if out is not None:
+            checks.check_accumulated(out, shape, self._a)
+        with Progress(progress, 2) as steps:
+            found = self._sweep_keys(steps, order=order, row_weights=row_weights,
+                                     names=("mass", "seen") if normalize else ("mass",))
+        mass = found["mass"]
+        if normalize:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                mass = np.where(found["seen"] == 0, 0, mass / found["seen"])
+        mass = checks.over_heads(mass, heads, self._a).reshape(shape)
+        if out is None:
+            return mass
+        out += mass
+        return out
+
+    def key_max(self, *, rows=None, progress=None) -> np.ndarray:
+        """The largest weight that each key receives from the `rows` (as in `key_mass`): (..., q_heads, kv_len)."""
+        checks.check_progress(progress)
+        order, _ = self._walk(rows, None)
+        with Progress(progress, 2) as steps:
+            return self._sweep_keys(steps, order=order, names=("max",))["max"].reshape(self._key_shape)
+
+    def key_hits(self, threshold: float, *, rows=None, progress=None) -> np.ndarray:
+        """How many of the `rows` give each key a weight above `threshold`: int64 (..., q_heads, kv_len)."""
+        checks.check_progress(progress)
+        threshold = checks.check_threshold(threshold, self.dtype)
+        order, _ = self._walk(rows, None)
+        with Progress(progress, 2) as steps:
+            return self._sweep_keys(steps, order=order, threshold=threshold)["hits"].reshape(self._key_shape)
+
+    def map(self, bins: tuple[int, int], *, reduce="mean", progress=None) -> np.ndarray:
+        """The weights as a small picture.
+
+        Parameters
+        ----------
+        bins : tuple (row_bins, col_bins)
+            Row i is in bin ``i * row_bins // q_len``; keys alike. At most as many as rows and keys.
+        reduce : {"mean", "max"}
+            The mean over the rows of a bin of the sum over its keys, so that a row of the map sums to the mean of its
+            rows' sums; or the largest weight.
+        progress : bool or function, optional
+
+        Returns
+        -------
+        array (..., q_heads, row_bins, col_bins)
+
+        Examples
+        --------
+        >>> from attnc import AttentionWeights
+        >>> AttentionWeights([[0.], [0.]], [[1.], [0.]], causal=True).map((1, 2))
+        array([[0.75, 0.25]])
+        """
+        checks.check_progress(progress)
+        bins = self._map_bins(bins, checks.check_reduce(reduce))
+        with Progress(progress, 2) as steps:
+            return self._shaped_map(self._sweep_keys(steps, bins=bins)["map"])
+
+    def pool(self, query_labels, key_labels, *, reduce="mean", progress=None) -> np.ndarray:
+        """A map over given groups: sub-words as words, patches as regions.
+
+        Parameters
+        ----------
+        query_labels, key_labels : int array (q_len,) and (kv_len,)
+            The group of each row and key, from 0; a negative one leaves the place out.
+        reduce : {"mean", "max"}
+            As in `map`. A group without members gives 0.
+        progress : bool or function, optional
+
+        Returns
+        -------
+        array (..., q_heads, query groups, key groups)
+
+        Examples
+        --------
+        >>> from attnc import AttentionWeights
+        >>> AttentionWeights([[0.], [0.]], [[1.], [0.]], causal=True).pool([0, 0], [0, 0])
+        array([[1.]])
+        """
+        checks.check_progress(progress)
+        rows = checks.check_labels("query_labels", query_labels, self._a.q_len)
+        keys = checks.check_labels("key_labels", key_labels, self._a.kv_len)
+        largest = checks.check_reduce(reduce) == "max"
+        bins = Bins(rows, keys, int(rows.max(initial=-1)) + 1, int(keys.max(initial=-1)) + 1, largest)
+        with Progress(progress, 2) as steps:
+            return self._shaped_map(self._sweep_keys(steps, bins=bins)["map"])
+
+    def _walk(self, rows, row_weights) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The rows that count, and how much each does, (batch..., q_heads, q_len) without gaps; None: all, and once."""
+        counts, weights = checks.check_rows(rows, self._a), checks.check_row_weights(row_weights, self._a)
+        if counts is not None and counts.max(initial=0) > 1:
+            weights = (1 if weights is None else weights) * counts.astype(self.dtype)
+        if weights is not None:
+            weights = np.ascontiguousarray(np.broadcast_to(weights, (*self._a.batch, self._a.q_heads, self._a.q_len)))
+        return None if counts is None else np.flatnonzero(counts), weights
+
+    @property
+    def _key_shape(self) -> tuple:
+        return *self.shape[:-2], self.shape[-1]
+
+    def _map_bins(self, bins, reduce: str) -> Bins:
+        row_bins, key_bins = checks.check_bins(bins, self._a)
+        return Bins(checks.bin_labels(row_bins, self._a.q_len), checks.bin_labels(key_bins, self._a.kv_len), row_bins,
+                    key_bins, reduce == "max")
+
+    def _shaped_map(self, found: np.ndarray) -> np.ndarray:
+        return found.reshape(*self.shape[:-2], *found.shape[-2:])
+
+    def _sweep_keys(self, steps: Progress, **wanted) -> dict[str, np.ndarray]:
+        norm = self._norm(steps.part())
+        return _sweeps.keys(self._a, norm, self._given, steps.part(), **wanted)

@@ -1,0 +1,135 @@
+"""What is made of dense weights block by block: a mean over heads, iteration, a user's own reduction, sparse parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from .._checks import weights as checks
+from ..results import SparseWeights
+from . import _places
+from ._sweeps import Progress
+
+
+class Parts:
+    """Methods of `AttentionWeights` that go over its dense weights, a few at a time."""
+
+    def head_mean(self, *, out=None, progress=None) -> np.ndarray:
+        """The mean over the heads as an array (..., q_len, kv_len), head after head without their matrices.
+
+        Parameters
+        ----------
+        out : array, optional
+            Receives it; of its shape and dtype.
+        progress : bool or function, optional
+        """
+        checks.check_progress(progress)
+        a, shape = self._a, (*self._a.batch, self._a.q_len, self._a.kv_len)
+        mean = np.zeros(shape, self.dtype) if out is None else checks.check_mean_out(out, shape, a)
+        mean[...] = 0
+        with Progress(progress, 1 + a.q_heads) as steps:
+            self._norm(steps.part())
+            for head in range(a.q_heads):
+                for rows, block in self._head_blocks(head):
+                    mean[..., rows, :] += block
+                report = steps.part()
+                if report is not None:
+                    report(1, 1)
+            mean /= max(a.q_heads, 1)
+        return mean
+
+    def _head_blocks(self, head: int) -> Iterator[tuple[slice, np.ndarray]]:
+        a, lead = self._a, (*[slice(None)] * len(self._a.batch), slice(head, head + 1))
+        row = max(int(np.prod(a.batch, dtype=np.int64)) * a.kv_len * self.dtype.itemsize, 1)
+        step = max(1, _places.BLOCK_BYTES // row)
+        for start in range(0, a.q_len, step):
+            rows = slice(start, min(start + step, a.q_len))
+            block = np.empty((*a.batch, 1, rows.stop - rows.start, a.kv_len), self.dtype)
+            _places.outer(self, lead, np.arange(a.q_len)[rows], np.arange(a.kv_len), block)
+            yield rows, block[..., 0, :, :]
+
+    def blocks(self, rows: int = 256) -> Iterator[tuple[slice, np.ndarray]]:
+        """Iterate over the rows in blocks: pairs of a slice of rows and their weights (..., q_heads, rows, kv_len)."""
+        rows = checks.integer("rows", rows, 1, 2**62)
+        for start in range(0, self.shape[-2], rows):
+            some = slice(start, min(start + rows, self.shape[-2]))
+            yield some, self[..., some, :]
+
+    def reduce(self, function: Callable, initial=None, *, rows=256, keys=4096, progress=None):
+        """Fold a function over tiles of the weights: ``state = function(state, tile, index)``.
+
+        Parameters
+        ----------
+        function : callable
+            Gets the state, a tile of one head (2-D) and its index: ``W.dense()[index]`` is the tile.
+        initial : object
+            The first state.
+        rows, keys : int
+            The most that a tile has of each.
+        progress : bool or function, optional
+
+        Returns
+        -------
+        object
+            The last state. What the function raises comes through.
+
+        Examples
+        --------
+        >>> from attnc import AttentionWeights
+        >>> W = AttentionWeights(np.ones((2, 6, 4)), np.ones((2, 5, 4)))
+        >>> W.reduce(lambda largest, tile, index: max(largest, float(tile.max())), 0.0)
+        0.2
+        """
+        checks.check_progress(progress)
+        state, tiles = initial, checks.tiles(self.shape, rows, keys)
+        with Progress(progress, 1 + checks.n_tiles(self.shape, rows, keys)) as steps:
+            self._norm(steps.part())
+            for index in tiles:
+                state = function(state, self[index], index)
+                report = steps.part()
+                if report is not None:
+                    report(1, 1)
+        return state
+
+    def sparse(self, *, threshold=None, top_p=None, progress=None) -> SparseWeights:
+        """The large weights alone, and what each row lost.
+
+        Parameters
+        ----------
+        threshold : float, optional
+            Keep weights of at least this.
+        top_p : float, optional
+            Or of each row the fewest keys, from the largest weight down, with this share of the sum of its weights.
+        progress : bool or function, optional
+
+        Returns
+        -------
+        SparseWeights
+            ``indptr, indices, data`` over all rows in order (CSR) and ``dropped`` (..., q_heads, q_len).
+
+        Examples
+        --------
+        >>> from attnc import AttentionWeights
+        >>> W = AttentionWeights([[1.]], [[0.], [0.], [np.log(2.)]])
+        >>> W.sparse(top_p=0.5).data, W.sparse(threshold=0.3).dropped
+        (array([0.5]), array([0.5]))
+        """
+        checks.check_progress(progress)
+        threshold, top_p = checks.check_sparse(threshold, top_p, self.dtype)
+        counts, indices, data = [], [np.empty(0, np.int64)], [np.empty(0, self.dtype)]
+        dropped = np.empty(self._a.lse_shape, self.dtype)
+        with Progress(progress, 1 + checks.n_tiles(self.shape, 256, max(self.shape[-1], 1))) as steps:
+            self._norm(steps.part())
+            for *lead, rows, _ in checks.tiles(self.shape, 256, max(self.shape[-1], 1)):
+                block = self[(*lead, rows)]
+                keep = checks.kept(block, threshold, top_p)
+                counts.append(keep.sum(-1))
+                indices.append(np.nonzero(keep)[1])
+                data.append(block[keep])
+                dropped[(*lead, rows)] = np.where(keep, 0, block).sum(-1)
+                report = steps.part()
+                if report is not None:
+                    report(1, 1)
+        indptr = np.concatenate([[0], *counts]).cumsum() if self.shape[-1] else np.zeros(dropped.size + 1, np.int64)
+        return SparseWeights(indptr, np.concatenate(indices), np.concatenate(data), dropped, self.shape)

@@ -1,0 +1,145 @@
+"""Products of weights and arrays without the matrix, and the rollout through layers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import _call
+from .._checks import weights as checks
+from .._checks.parts import part
+from . import _sweeps
+from ._sweeps import COLUMNS, Progress
+
+
+def times(W, x) -> np.ndarray:
+    """``W @ x``: attention with `x` as the values."""
+    a = W._a
+    x = checks.check_operand(x, a, a.kv_len, False)
+    columns = x[:, None] if x.ndim == 1 else x
+    dtype = np.promote_types(W.dtype, np.float32 if columns.dtype.itemsize == 2 else columns.dtype)
+    columns = columns.astype(dtype, copy=False)
+    out = np.empty((*a.batch, a.q_heads, a.q_len, columns.shape[-1]), dtype)
+    columns = np.broadcast_to(columns, (*a.batch, a.q_heads, *columns.shape[-2:]))
+    group = a.q_heads // a.kv_heads if a.kv_heads else 1
+    for member in range(group):
+        some = _members(a, member, group) if group > 1 else part(a)
+        some.value_dim = columns.shape[-1]
+        some.dtype, some.acc = dtype, dtype
+        some.sinks, some.alibi_slopes = (x if x is None else x.astype(dtype) for x in (some.sinks, some.alibi_slopes))
+        lse = None if W._given is None else np.empty((*a.batch, some.q_heads, a.q_len), dtype)
+        its = out[..., member::group, :, :]
+        _call.run(_call.ATTEND, some, value=columns[..., member::group, :, :], out=its, lse=lse)
+        if lse is not None:
+            _rescale(its, lse, W._given.reshape(*a.batch, a.q_heads, -1)[..., member::group, :])
+    shape = (*W.shape[:-1], columns.shape[-1])
+    return out.reshape(shape)[..., 0] if x.ndim == 1 else out.reshape(shape)
+
+
+def _members(a, member: int, group: int):
+    """One query head of each group."""
+    some = part(a)
+    every = slice(member, None, group)
+    some.query, some.q_heads = a.query[..., every, :, :], a.kv_heads
+    for name, axis in (("mask", -3), ("bias", -3), ("alibi_slopes", -1), ("sinks", -1)):
+        x = getattr(a, name)
+        if x is not None and x.ndim >= -axis and x.shape[axis] > 1:
+            setattr(some, name, x[(..., every, *[slice(None)] * (-axis - 1))])
+    return some
+
+
+def _rescale(out: np.ndarray, own: np.ndarray, given: np.ndarray) -> None:
+    """From weights that sum to 1 to those under a given lse."""
+    with np.errstate(all="ignore"):
+        nothing = (own == -np.inf) | (given == -np.inf)
+        factor = np.where(nothing, np.where(np.isnan(given), given, 0), np.exp(own - given))
+        out *= factor[..., None].astype(out.dtype)
+        out[factor == 0] = 0
+
+
+class Transposed:
+    """The transpose of weights: ``W.T @ X`` sums over the rows; a weight of 0 adds nothing."""
+
+    def __init__(self, weights):
+        self.T = weights
+
+    @property
+    def shape(self) -> tuple:
+        """(..., kv_len, q_len)."""
+        return *self.T.shape[:-2], self.T.shape[-1], self.T.shape[-2]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """That of the weights."""
+        return self.T.dtype
+
+    def __matmul__(self, x) -> np.ndarray:
+        W, a = self.T, self.T._a
+        x = checks.check_operand(x, a, a.q_len, True)
+        columns = x[:, None] if x.ndim == 1 else x
+        lead = (*a.batch, a.q_heads)
+        columns = np.broadcast_to(columns, (*lead, *columns.shape[-2:]))
+        out = np.zeros((*lead, a.kv_len, columns.shape[-1]), W.dtype)
+        norm = W._norm(None)
+        for first in range(0, columns.shape[-1], COLUMNS):
+            factors = np.ascontiguousarray(columns[..., first:first + COLUMNS], W.dtype)
+            out[..., first:first + COLUMNS] = _sweeps.keys(a, norm, W._given, None, factors=factors)["products"]
+        out = out.reshape(*self.shape[:-1], out.shape[-1])
+        return out[..., 0] if x.ndim == 1 else out
+
+
+def linear_operator(W):
+    """Weights of one head as SciPy's solvers take a matrix."""
+    from scipy.sparse.linalg import LinearOperator
+
+    checks.check_one_head(W.shape)
+    return LinearOperator(W.shape, matvec=lambda x: W @ np.ravel(x), rmatvec=lambda x: W.T @ np.ravel(x),
+                          matmat=lambda x: W @ x, rmatmat=lambda x: W.T @ x, dtype=W.dtype)
+
+
+def rollout(layers, start, *, residual=0.5, progress=None) -> np.ndarray:
+    """What of `start` came from where, through all layers and without a matrix: attention rollout.
+
+    After Abnar and Zuidema 2020. A layer passes on
+    ``A = residual * identity + (1 - residual) * mean over heads of W``; from the last layer down, ``start`` becomes
+    ``A.T @ start``.
+
+    Parameters
+    ----------
+    layers : sequence of AttentionWeights
+        From the first layer up; as many rows as keys, all of one length.
+    start : int or float array (batch..., length)
+        A token of the last layer, or an amount for each.
+    residual : float
+        From 0 to 1: the share that passes by the attention.
+    progress : bool or function, optional
+        True shows a bar by tqdm; a function is called with (done, total) after each layer.
+
+    Returns
+    -------
+    array (batch..., length)
+        How much each token of the input has part in `start`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is not weights, lengths that differ, or a wrong start or residual.
+
+    Examples
+    --------
+    >>> from attnc import AttentionWeights
+    >>> W = AttentionWeights([[0.], [0.]], [[1.], [0.]], causal=True)
+    >>> rollout([W, W], 1)
+    array([0.4375, 0.5625])
+    """
+    checks.check_progress(progress)
+    layers, residual = checks.check_layers(layers), checks.check_residual(residual)
+    amounts = checks.check_start(start, layers)
+    with Progress(progress, len(layers)) as steps:
+        for W in reversed(layers):
+            column = amounts[..., None] if W.ndim == 2 else amounts[..., None, :, None]
+            passed = (W.T @ column)[..., 0]
+            amounts = residual * amounts + (1 - residual) * (passed if W.ndim == 2 else passed.mean(-2))
+            report = steps.part()
+            if report is not None:
+                report(1, 1)
+    return amounts

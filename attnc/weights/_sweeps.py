@@ -1,0 +1,124 @@
+"""Sweeps of the kernels over the weights: statistics of rows, of keys, and the weights of some places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .. import _call, _isa
+
+UNITS = 1000         # of progress
+COLUMNS = 64         # of a product with the transpose: their sums of a block of keys fit in half of L2
+
+
+class Progress:
+    """What a method reports while it works: a bar by tqdm or a function of (done, total), over several parts."""
+
+    def __init__(self, progress: bool | Callable | None, parts: int):
+        self._bar = self._function = None
+        self._part, self._parts = -1, max(parts, 1)
+        if progress is True:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=UNITS, unit="‰")
+        elif progress is not None:
+            self._function = progress
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def part(self) -> Callable | None:
+        """What the next part calls with its own (done, total), or None."""
+        self._part += 1
+        return None if self._bar is None and self._function is None else self._report
+
+    def _report(self, done: int, total: int) -> None:
+        self._tell(int(UNITS * (self._part + min(done / max(total, 1), 1)) / self._parts))
+
+    def _tell(self, units: int) -> None:
+        if self._bar is not None:
+            self._bar.update(units - self._bar.n)
+        elif self._function is not None:
+            self._function(units, UNITS)
+
+    def __exit__(self, kind, *_) -> None:
+        if kind is None:
+            self._tell(UNITS)
+        if self._bar is not None:
+            self._bar.close()
+
+
+def rows(a, given: np.ndarray | None, names: tuple, k: int | None, report: Callable | None) -> dict[str, np.ndarray]:
+    """Statistics of rows by name, with ``norm`` and ``lse``: what the weights are computed again from."""
+    lead = (*a.batch, a.q_heads, a.q_len)
+    found = {name: np.empty(lead, a.acc) for name in names}
+    if k is not None:
+        found["top"], found["top_keys"] = np.empty((*lead, k), a.acc), np.empty((*lead, k), np.int64)
+    if given is None:
+        found["norm"], found["lse"] = np.empty((*lead, 2), np.float64), np.empty(lead, a.acc)
+    get = found.get
+    wants = (get("norm"), get("entropy"), get("max"), get("mean_position"), get("mean_distance"), get("top"),
+             get("top_keys"), k or 0, given)
+    _call.statistics(_call.ROW_STATISTICS, a, wants, report, lse=get("lse"))
+    return found
+
+
+def places(a, norm: np.ndarray | None, given: np.ndarray | None, out: np.ndarray,
+           report: Callable | None = None) -> None:
+    """Dense weights of the rows and keys of `a` into `out` (..., q_heads, q_len, kv_len)."""
+    wants = (norm, given, None, None, 0, *[None] * 4, 0.0, None, 0, None, None, 0, *[None] * 5, 0, 0)
+    _call.statistics(_call.PLACES, a, wants, report, weights=out)
+
+
+def keys(a, norm: np.ndarray | None, given: np.ndarray | None, report: Callable | None, *,
+         order: np.ndarray | None = None, row_weights: np.ndarray | None = None, names: tuple = (),
+         threshold: float | None = None, bins: Bins | None = None,
+         factors: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Sums over the rows in `order` (None: all) by name out of ``mass``, ``max`` and ``seen``; with a `threshold`
+    ``hits``, with `bins` ``map``, with `factors` (..., q_heads, q_len, columns) ``products``."""
+    lead = (*a.batch, a.q_heads)
+    found = {name: np.zeros((*lead, a.kv_len), a.acc) for name in names}
+    map_wants = (None, 0, None, None, 0, None, None, None)
+    columns = 0
+    if threshold is not None:
+        found["hits"] = np.zeros((*lead, a.kv_len), np.int64)
+    if bins is not None:
+        found["map"] = np.zeros((*lead, len(bins.rows), bins.keys), a.acc)
+        order = bins.order
+        map_wants = (found["map"], bins.largest, bins.row_bin, bins.rows, bins.keys, *bins.slots(a))
+    if factors is not None:
+        columns = factors.shape[-1]
+        found["products"] = np.zeros((*lead, a.kv_len, columns), a.acc)
+    walk = a.q_len if order is None else len(order)
+    wants = (norm, given, row_weights, order, walk, found.get("mass"), found.get("max"), found.get("seen"),
+             found.get("hits"), threshold or 0.0, *map_wants, found.get("products"), factors, columns,
+             factors is not None and not np.isfinite(factors).all())
+    if walk and a.kv_len and all(x.size for x in found.values()):
+        _call.statistics(_call.KEY_STATISTICS, a, wants, report)
+    return found
+
+
+class Bins:
+    """Bins of rows and keys of a map: their labels, -1 for none, made into what the kernels walk."""
+
+    def __init__(self, row_labels: np.ndarray, key_labels: np.ndarray, row_bins: int, key_bins: int, largest: bool):
+        taken = np.flatnonzero(row_labels >= 0)
+        self.order = taken[np.argsort(row_labels[taken], kind="stable")]
+        self.row_bin = row_labels[self.order]
+        self.rows = np.bincount(self.row_bin, minlength=row_bins).astype(np.float64)
+        if np.array_equal(self.order, np.arange(len(row_labels))):
+            self.order = None
+        self.keys, self.largest, self._labels = key_bins, largest, key_labels
+
+    def slots(self, a) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The place of each key's bin in the list of those of its chunk, where the lists start, and the lists."""
+        block, chunk = _isa.kernels.key_plan(_call.code(a.acc), a.kv_len, a.head_dim)
+        slot, starts, lists = np.full(a.kv_len, -1, np.int64), [0], []
+        for first in range(0, a.kv_len, block * chunk):
+            part = slice(first, first + block * chunk)
+            taken = self._labels[part] >= 0
+            there, slot[part][taken] = np.unique(self._labels[part][taken], return_inverse=True)
+            lists.append(there)
+            starts.append(starts[-1] + len(there))
+        return slot, np.array(starts, np.int64), np.concatenate([*lists, []]).astype(np.int64)

@@ -1,0 +1,236 @@
+"""The lazy object of attention weights: what it holds, its dense places, and several statements at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .._checks import attention_args, check_lse
+from .._checks import weights as checks
+from .._checks.parts import one_head
+from ..results import WeightsSummary
+from . import _places, _products, _sweeps
+from ._keys import KeyStatistics
+from ._parts import Parts
+from ._rows import RowStatistics
+from ._sweeps import Progress
+
+ALL = slice(None)
+
+
+class AttentionWeights(RowStatistics, KeyStatistics, Parts):
+    """The weights of attention without their matrix: parts of it, and exact statements about all of it.
+
+    It holds query, key and options, and computes when asked, from the same tiles as `attention`; the memory at work is
+    a few blocks of keys a thread. The lse of the rows is computed once, when first needed. Every result is the same to
+    the bit for any number of threads, and ``W[index]`` has the bits of ``W.dense()[index]``.
+
+    Parameters
+    ----------
+    query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
+    key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
+        Both are held, not copied: change them, and the weights change.
+    mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
+q_lengths, kv_lengths, layout, num_threads
+        As in `attention`.
+    lse : float array (..., q_heads, q_len) or (q_len,), optional
+        As in `attention_weights`: the lse of each row over more keys than these, with its sink.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument.
+
+    Notes
+    -----
+    Results are in the accumulation dtype: float64 if an input is float64, else float32. A key counts for a row if the
+    row may see it and its score is not -inf; what other keys hold never changes a bit, and a row that is NaN makes only
+    the keys that it sees NaN. `attnc.reference.AttentionWeights` is the definition in plain NumPy.
+
+    Examples
+    --------
+    >>> W = AttentionWeights([[1., 0.], [0., 0.]], [[np.log(3.), 0.], [0., 0.]], scale=1.0)
+    >>> W
+    AttentionWeights(shape=(2, 2), dtype=float64)
+    >>> W[0], W.argmax(), W.key_mass()
+    (array([0.75, 0.25]), array([0, 0]), array([1.25, 0.75]))
+    """
+
+    def __init__(self, query, key, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
+                 scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
+                 q_lengths=None, kv_lengths=None, layout="bhnd", lse=None, num_threads=None):
+        a = attention_args(
+            query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+            scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+            k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads)
+        self._hold(a, None if lse is None else check_lse(lse, a))
+
+    def _hold(self, a, given: np.ndarray | None) -> None:
+        self._a, self._given = a, given
+        self._known = None           # norm (batch..., q_heads, q_len, 2) and lse as shown
+
+    @property
+    def shape(self) -> tuple:
+        """(..., q_heads, q_len, kv_len) or (q_len, kv_len)."""
+        return self._a.weights_shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """That of all results: the accumulation dtype."""
+        return self._a.acc
+
+    @property
+    def lse(self) -> np.ndarray:
+        """The lse of each row (..., q_heads, q_len), computed once; sinks are in it."""
+        if self._given is not None:
+            return self._given
+        self._norm(None)
+        return self._known[1]
+
+    @property
+    def T(self) -> _products.Transposed:
+        """The transpose, for ``W.T @ X``: an array (q_len,) or (..., q_len, columns) gives sums over the rows.
+
+        They are in the dtype of the weights; ``W @ X`` is in the promoted dtype of the weights and `X`.
+        """
+        return _products.Transposed(self)
+
+    def __matmul__(self, x) -> np.ndarray:
+        return _products.times(self, x)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name})"
+
+    def head(self, *index: int) -> AttentionWeights:
+        """The weights of one head, with two axes: an int for each axis before the rows.
+
+        Examples
+        --------
+        >>> AttentionWeights(np.ones((4, 5, 8)), np.ones((2, 6, 8))).head(3)
+        AttentionWeights(shape=(5, 6), dtype=float64)
+        """
+        places = checks.check_head(index, self.shape)
+        one = object.__new__(type(self))
+        given = None if self._given is None else self._given[places]
+        one._hold(one_head(self._a, places) if places else self._a, given)
+        if self._known is not None:
+            norm, lse = self._known
+            one._known = (norm[places][None] if places else norm), lse[places]
+        return one
+
+    def linear_operator(self):
+        """One head as a `scipy.sparse.linalg.LinearOperator`, for example for ``svds``; see `head`."""
+        return _products.linear_operator(self)
+
+    # Dense parts
+
+    def __getitem__(self, index) -> np.ndarray:
+        return _places.select(self, checks.check_index(index, self.shape))
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("the weights are computed: an array of them is always new; wanted copy=None or True")
+        return self.dense(dtype=dtype)
+
+    def dense(self, *, dtype=None, out=None, progress=None) -> np.ndarray:
+        """All weights as an array.
+
+        Parameters
+        ----------
+        dtype : dtype, optional
+            float16, bfloat16, float32 or float64; by default that of `out` or the weights.
+        out : array, optional
+            Receives the weights; of their shape and any of these dtypes. It may be a `numpy.memmap`.
+        progress : bool or function, optional
+
+        Returns
+        -------
+        array (..., q_heads, q_len, kv_len) or (q_len, kv_len)
+        """
+        checks.check_progress(progress)
+        if out is None:
+            out = np.empty(self.shape, self.dtype if dtype is None else checks.check_dense_dtype(dtype))
+        else:
+            checks.check_dense_out(out, dtype, self._a)
+        with Progress(progress, 2) as steps:
+            norm = self._norm(steps.part())
+            if out.size:
+                _sweeps.places(self._a, norm, self._given, out[None] if self._a.two_d else out, steps.part())
+        return out
+
+    def summary(self, *, topk=None, entropy=False, effective_keys=False, max=False, argmax=False, mean_position=False,
+                mean_distance=False, key_mass=False, key_max=False, map=None, lse=False,
+                progress=None) -> WeightsSummary:
+        """Several statements in one sweep over the rows and one over the keys.
+
+        Parameters
+        ----------
+        topk : int, optional
+            As k of `topk`.
+        map : tuple (row_bins, col_bins), optional
+            As bins of `map`.
+        entropy, effective_keys, max, argmax, mean_position, mean_distance, key_mass, key_max, lse : bool
+            Which of them; with their defaults.
+        progress : bool or function, optional
+
+        Returns
+        -------
+        WeightsSummary
+            An attribute for each that was asked for, as the method of its name gives it.
+
+        Examples
+        --------
+        >>> AttentionWeights(np.ones((3, 4)), np.ones((5, 4))).summary(topk=2, entropy=True, map=(1, 2))
+        WeightsSummary(topk (3, 2), entropy (3,), map (1, 2))
+        """
+        checks.check_progress(progress)
+        rows = dict(
+            entropy=entropy or effective_keys, max=max, mean_position=mean_position, mean_distance=mean_distance)
+        rows = tuple(name for name, wanted in rows.items() if wanted)
+        k = checks.check_k(topk) if topk is not None else 1 if argmax else None
+        keys = tuple(name for name, wanted in (("mass", key_mass), ("max", key_max)) if wanted)
+        bins = None if map is None else self._map_bins(map, "mean")
+        found = {}
+        with Progress(progress, 2) as steps:
+            report = steps.part()
+            if rows or k is not None:
+                found.update(self._sweep_rows(rows, k, report))
+            if keys or bins is not None:
+                sums = _sweeps.keys(self._a, self._norm(report), self._given, steps.part(), names=keys, bins=bins)
+                found.update({f"key_{name}": sums[name].reshape(self._key_shape) for name in keys})
+                found["map"] = self._shaped_map(sums["map"]) if bins is not None else None
+        if argmax:
+            found["argmax"] = found["topk"].indices[..., 0].copy()
+        if effective_keys:
+            found["effective_keys"] = np.exp(found["entropy"])
+        if lse:
+            found["lse"] = self.lse
+        asked = dict(topk=topk is not None, entropy=entropy, effective_keys=effective_keys, max=max, argmax=argmax,
+                     mean_position=mean_position, mean_distance=mean_distance, key_mass=key_mass, key_max=key_max,
+                     map=map is not None, lse=lse)
+        return WeightsSummary(**{name: found[name] for name, wanted in asked.items() if wanted})
+
+    # What the weights are computed again from
+
+    def _norm(self, report: Callable | None) -> np.ndarray | None:
+        """Maximum and inverse sum of each row; None where an lse was given."""
+        if self._known is None and self._given is None:
+            self._sweep_rows((), None, report)
+        return None if self._known is None else self._known[0]
+
+    def _norm_of(self, some, batch: tuple, heads: slice, rows: slice) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The norm or the given lse of some rows, whose arguments are `some`; for a small part no other is computed."""
+        index = (*(batch or [ALL] * len(self._a.batch)), heads, rows)
+        whole = (*self._a.batch, self._a.q_heads, self._a.q_len)
+        if self._given is not None:
+            return None, np.ascontiguousarray(self._given.reshape(whole)[index])
+        count = some.q_heads * some.q_len * int(np.prod(some.batch, dtype=np.int64))
+        if self._known is None and 2 * count < int(np.prod(whole, dtype=np.int64)):
+            return _sweeps.rows(some, None, (), None, None)["norm"], None
+        return np.ascontiguousarray(self._norm(None)[index]), None

@@ -1,0 +1,176 @@
+/* keystats.h (template over REAL): what keys receive: sums over rows whose norm is known, in f64 and in the order of rows. */
+
+/* The norm of each row, or a given lse in its place, where a second pass reads it. */
+static void T(load_norm)(const Params *p, Task *t) {
+    const double *norm = p->key_wants.norm;
+    const REAL *given = p->key_wants.given;
+    for (ix r = 0; r < t->rows; r++) {
+        ix i = T(row_index)(p, t, r);
+        P_(final_max)[r] = given ? (REAL)(given[i] / p->unit) : (REAL)norm[2 * i];
+        t->inverse[r] = !given ? norm[2 * i + 1] : given[i] == given[i] ? 1 : given[i];
+    }
+}
+
+static void T(clear_keys)(const Params *p, Task *t) {
+    const KeyWants *w = &p->key_wants;
+    memset(t->seen.mass, 0, p->width * sizeof(double));
+    memset(t->seen.bin, 0, p->width * sizeof(double));
+    memset(t->seen.seen, 0, p->width * sizeof(double));
+    memset(t->seen.hits, 0, p->width * sizeof(int64_t));
+    memset(t->seen.largest, 0, p->width * sizeof(REAL));
+    memset(t->seen.products, 0, p->width * w->columns * sizeof(double));
+}
+
+/* Scores to weights under the norm, in place; their sum over the rows times `factor` into part, the largest into top. */
+INLINE void T(received)(const int rows, const int given, REAL *s, ix stride, ix from, ix to, const REAL *shift, VEC c,
+                        const REAL *inverse, const REAL *factor, REAL *part, REAL *top) {
+    for (ix j = from; j < to; j += LANES) {
+        VEC sum = V(set1)(0), peak = V(load)(top + j);
+        UNROLL for (int r = 0; r < rows; r++) {
+            VEC power = (V(load)(s + r * stride + j) - V(set1)(shift[r])) * c;
+            VEC x = (given ? T(exp2_any)(power) : V(exp2)(power)) * V(set1)(inverse[r]);
+            V(store)(s + r * stride + j, x);
+            sum = V(fma)(x, V(set1)(factor[r]), sum);
+            peak = V(max)(x, peak);              /* a NaN of a row before stays */
+        }
+        V(store)(part + j, sum);
+        V(store)(top + j, peak);
+    }
+}
+
+/* Weights of the part x factors of their rows, into the sums of each key. */
+static void T(receive_products)(const Params *p, Task *t, ix r0, ix n) {
+    const KeyWants *w = &p->key_wants;
+    const ix width = p->width, columns = w->columns, from = t->column, to = t->columns;
+    const REAL *x[GROUP_ROWS], *s = P_(s);
+    for (ix r = 0; r < GROUP_ROWS; r++) x[r] = (const REAL *)w->factors + T(row_index)(p, t, r0 + (r < n ? r : 0)) * columns;
+    for (ix c = 0; c < columns; c++) {
+        double *restrict sum = t->seen.products + c * width;
+        REAL *restrict part = t->seen.part;
+        for (ix j = from; j < to; j++) part[j] = 0;
+        for (ix r = 0; r < n; r++) {
+            const REAL f = x[r][c], *restrict row = s + r * width;
+            if (w->odd_factors) for (ix j = from; j < to; j++) part[j] += row[j] != 0 ? row[j] * f : 0;
+            else for (ix j = from; j < to; j++) part[j] += row[j] * f;
+        }
+        for (ix j = from; j < to; j++) sum[j] += part[j];
+    }
+}
+
+/* The rows of a bin are through: what each key of the block received goes to its bin of keys. */
+static void T(close_bin)(const Params *p, Task *t, ix block) {
+    const KeyWants *w = &p->key_wants;
+    const int64_t *slot = w->slot + block * p->block_k;
+    ix n = least(p->block_k, p->kv_len - block * p->block_k);
+    double *bins, *from = t->seen.bin;
+    if (t->seen.row_bin < 0) return;
+    bins = t->seen.bins + t->seen.row_bin * t->seen.slots;
+    for (ix j = 0; j < n; j++) {
+        if (slot[j] < 0) continue;
+        double *x = bins + slot[j];
+        if (!w->map_max) *x += from[j];
+        else if (!(from[j] <= *x) && *x == *x) *x = from[j];
+    }
+    memset(from, 0, p->width * sizeof(double));
+}
+
+/* The weights of a group of rows, whose sum is in part, into the bins of its rows. */
+static void T(fill_bins)(const Params *p, Task *t, ix r0, ix n, ix block, const REAL *part) {
+    const KeyWants *w = &p->key_wants;
+    const int64_t *bin = w->row_bin + t->first + r0;
+    double *restrict sum = t->seen.bin;
+    for (ix r = 0, end; r < n; r = end) {
+        for (end = r + 1; end < n && bin[end] == bin[r]; end++);
+        if (bin[r] != t->seen.row_bin) T(close_bin)(p, t, block);
+        t->seen.row_bin = bin[r];
+        if (!w->map_max && end - r == n) {
+            for (ix j = t->column; j < t->columns; j++) sum[j] += part[j];
+            continue;
+        }
+        for (ix i = r; i < end; i++) {
+            const REAL *restrict s = P_(s) + i * p->width;
+            if (!w->map_max) for (ix j = t->column; j < t->columns; j++) sum[j] += s[j];
+            else for (ix j = t->column; j < t->columns; j++) sum[j] = s[j] <= sum[j] || sum[j] != sum[j] ? sum[j] : s[j];
+        }
+    }
+}
+
+/* One group of rows and part of a block: from scores to the sums of its keys. */
+static void T(receive)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    const KeyWants *w = &p->key_wants;
+    const ix width = p->width, from = t->from, to = t->to;
+    REAL *s = P_(s), *part = t->seen.part, *top = t->seen.largest, shift[GROUP_ROWS], inverse[GROUP_ROWS], factor[GROUP_ROWS];
+    int odd[GROUP_ROWS];
+    for (ix r = 0; r < n; r++) {
+        REAL *row = s + r * width;
+        shift[r] = P_(final_max)[r0 + r];
+        inverse[r] = (REAL)t->inverse[r0 + r];
+        odd[r] = inverse[r] != inverse[r];                   /* a NaN row, whose weights are NaN where it sees a key */
+        factor[r] = w->row_weights ? ((const REAL *)w->row_weights)[T(row_index)(p, t, r0 + r)] : 1;
+        int empty = shift[r] == -INFINITY && !odd[r];
+        if (w->seen && !empty)
+            for (ix j = t->column; j < t->columns; j++) t->seen.seen[j] += row[j] == -INFINITY ? 0 : factor[r];
+        if (!odd[r] && !empty) continue;
+        for (ix j = from; j < to; j++) {
+            t->seen.odd[r * width + j] = row[j] != -INFINITY;
+            row[j] = -INFINITY;
+        }
+        shift[r] = inverse[r] = 0;
+    }
+    const VEC c = V(set1)((REAL)p->c);
+#define ROWS(rows) T(received)(rows, 0, s, width, from, to, shift, c, inverse, factor, part, top)
+    if (!w->given) { ROW_CASES(ROWS) }
+#undef ROWS
+#define ROWS(rows) T(received)(rows, 1, s, width, from, to, shift, c, inverse, factor, part, top)
+    else { ROW_CASES(ROWS) }
+#undef ROWS
+    for (ix r = 0; r < n; r++)
+        for (ix j = t->column; odd[r] && j < t->columns; j++) {
+            if (!t->seen.odd[r * width + j]) continue;
+            s[r * width + j] = top[j] = NAN;
+            if (factor[r] != 0) part[j] = NAN;
+        }
+    double *restrict mass = t->seen.mass;
+    if (w->mass) for (ix j = t->column; j < t->columns; j++) mass[j] += part[j];
+    if (w->map) T(fill_bins)(p, t, r0, n, block, part);
+    if (w->hits)
+        for (ix r = 0; r < n; r++)
+            for (ix j = t->column; j < t->columns; j++) t->seen.hits[j] += s[r * width + j] > (REAL)w->threshold;
+    if (w->products) T(receive_products)(p, t, r0, n);
+}
+
+/* The keys of a block have met all rows of a query head. */
+static void T(finish_keys)(const Params *p, Task *t, ix head, ix block) {
+    const KeyWants *w = &p->key_wants;
+    ix first = block * p->block_k, n = least(p->block_k, p->kv_len - first);
+    ix at = (t->batch * p->q_heads + head) * p->kv_len + first;
+    for (ix j = 0; j < n; j++) {
+        if (w->mass) ((REAL *)w->mass)[at + j] = (REAL)t->seen.mass[j];
+        if (w->seen) ((REAL *)w->seen)[at + j] = (REAL)t->seen.seen[j];
+        if (w->max) ((REAL *)w->max)[at + j] = ((REAL *)t->seen.largest)[j];
+        if (w->hits) w->hits[at + j] = t->seen.hits[j];
+        for (ix c = 0; c < w->columns; c++)
+            ((REAL *)w->products)[(at + j) * w->columns + c] = (REAL)t->seen.products[c * p->width + j];
+    }
+}
+
+/* The map of query head `head` from the parts of its chunks of keys, in their order. */
+static void T(merge_bins)(const Params *p, Task *t, const double *parts, ix chunks, ix head) {
+    const KeyWants *w = &p->key_wants;
+    double *sum = t->seen.merged;
+    for (ix bin = 0; bin < w->row_bins; bin++) {
+        memset(sum, 0, w->key_bins * sizeof(double));
+        for (ix chunk = 0; chunk < chunks; chunk++) {
+            ix first = w->slot_start[chunk], n = w->slot_start[chunk + 1] - first;
+            const double *part = parts + first * w->row_bins + bin * n;
+            for (ix i = 0; i < n; i++) {
+                double *x = sum + w->slot_bin[first + i];
+                if (!w->map_max) *x += part[i];
+                else if (!(part[i] <= *x) && *x == *x) *x = part[i];
+            }
+        }
+        double rows = w->map_max || w->bin_rows[bin] == 0 ? 1 : w->bin_rows[bin];
+        REAL *map = (REAL *)w->map + (head * w->row_bins + bin) * w->key_bins;
+        for (ix k = 0; k < w->key_bins; k++) map[k] = (REAL)(sum[k] / rows);
+    }
+}

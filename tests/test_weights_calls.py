@@ -1,0 +1,229 @@
+"""AttentionWeights as called: errors before any work, progress, interruption, memory, products with layers."""
+
+import inspect
+import tracemalloc
+
+import numpy as np
+import pytest
+from checking import assert_same_bits, inputs
+from weighing import Twins
+
+import attnc
+from attnc import reference
+
+MODULES = [attnc, reference]
+
+
+def make(module=attnc, shape=(2, 4, 9, 12), **options):
+    random = np.random.default_rng(0)
+    *batch, heads, q_len, kv_len = shape
+    query, key, _ = inputs(random, tuple(batch), heads, max(heads // 2, 1), q_len, kv_len, 8)
+    return module.AttentionWeights(query, key, **options)
+
+
+def test_twins_have_the_same_methods_and_signatures():
+    def public(cls):
+        return {name: getattr(cls, name) for name in dir(cls) if name in ("__init__", "__matmul__", "__getitem__")
+                or not name.startswith("_")}
+
+    fast, twin = public(attnc.AttentionWeights), public(reference.AttentionWeights)
+    assert set(fast) == set(twin) - {"of"}
+    for name, method in fast.items():
+        if callable(method):
+            ours, theirs = (list(inspect.signature(x).parameters.values()) for x in (method, twin[name]))
+            assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs], name
+
+
+CALLS = [
+    (ValueError, lambda W: W.map((0, 2)), "row_bins must be an integer from 1 to 9, got 0"),
+    (ValueError, lambda W: W.map((2, 13)), "col_bins must be an integer from 1 to 12, got 13"),
+    (TypeError, lambda W: W.map(3), "bins must be a pair"),
+    (ValueError, lambda W: W.map((2, 2), reduce="sum"), "reduce must be one of"),
+    (ValueError, lambda W: W.topk(0), "k must be an integer from 1"),
+    (TypeError, lambda W: W.topk(2.0), "k must be an integer"),
+    (ValueError, lambda W: W.pool(np.zeros(8, int), np.ones(12, int)), r"query_labels has shape \(8,\); wanted"),
+    (TypeError, lambda W: W.pool(np.zeros(9, int), np.zeros(12)), "key_labels must be an integer"),
+    (ValueError, lambda W: W.key_mass(rows=[9]), "rows must be from -9 to 8"),
+    (TypeError, lambda W: W.key_mass(rows=[0.5]), "rows must be an integer"),
+    (ValueError, lambda W: W.key_mass(rows=np.ones(3, bool)), "rows is a bool array of shape"),
+    (ValueError, lambda W: W.key_mass(row_weights=np.ones(8)), "row_weights has shape"),
+    (ValueError, lambda W: W.key_mass(row_weights=np.full(9, np.nan)), "row_weights must be finite"),
+    (ValueError, lambda W: W.key_mass(heads="all"), "heads must be one of"),
+    (ValueError, lambda W: W.key_mass(out=np.zeros((2, 4, 11), np.float32)), "out has shape"),
+    (TypeError, lambda W: W.key_mass(out=np.zeros((2, 4, 12))), "out has dtype float64"),
+    (ValueError, lambda W: W.key_hits(np.inf), "threshold must be finite"),
+    (ValueError, lambda W: W.dense(out=np.zeros((2, 4, 9, 11), np.float32)), "out has shape"),
+    (TypeError, lambda W: W.dense(dtype=int), "dtype must be float16"),
+    (ValueError, lambda W: W.head_mean(out=np.zeros((2, 9, 11), np.float32)), "out has shape"),
+    (ValueError, lambda W: W.sparse(), "takes one of threshold= and top_p=, got neither"),
+    (ValueError, lambda W: W.sparse(top_p=0.0), "top_p must be greater than 0"),
+    (TypeError, lambda W: W.lost_mass(np.ones(12)), "keep must be bool"),
+    (ValueError, lambda W: W.lost_mass(np.ones(11, bool)), "keep has shape"),
+    (ValueError, lambda W: W @ np.ones(11), "the operand of @ has shape"),
+    (ValueError, lambda W: W.T @ np.ones((3, 9, 2)), "the operand of @ has shape"),
+    (IndexError, lambda W: W[0, 0, 9], "index 9 is out of bounds for axis 2 with size 9"),
+    (IndexError, lambda W: W[0, 0, 0, 0, 0], "too many indices"),
+    (IndexError, lambda W: W[[0, 1]], "axis 0 is indexed by an array"),
+    (IndexError, lambda W: W[..., 0.5], "axis 3 is indexed by float"),
+    (IndexError, lambda W: W.head(0), "a head is named by 2 ints"),
+    (ValueError, lambda W: W.head(0, 4), "a place of the head must be an integer from -4 to 3"),
+    (ValueError, lambda W: next(W.blocks(0)), "rows must be an integer from 1"),
+    (TypeError, lambda W: W.entropy(progress=3), "progress must be True"),
+    (ValueError, lambda W: np.array(W, copy=False), "an array of them is always new"),
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("error, call, words", CALLS)
+def test_errors(module, error, call, words):
+    with pytest.raises(error, match=words):
+        call(make(module))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_errors_of_rollout(module):
+    W = make(module, (2, 9, 9))
+    for error, arguments, words in (
+            (ValueError, ([], 0), "layers is empty"), (TypeError, ([np.ones(3)], 0), "must be AttentionWeights"),
+            (ValueError, ([W, make(module, (2, 9, 12))], 0), "wanted as many rows as keys"),
+            (ValueError, ([W], 9), "start must be an integer from -9 to 8"),
+            (ValueError, ([W], np.ones(8)), "start has shape")):
+        with pytest.raises(error, match=words):
+            module.rollout(*arguments)
+    with pytest.raises(ValueError, match="residual must be from 0 to 1"):
+        module.rollout([W], 0, residual=1.5)
+
+
+def test_what_a_reduction_raises_comes_through(isa):
+    W = make()
+
+    def fail(state, tile, index):
+        raise LookupError(str(index))
+
+    with pytest.raises(LookupError):
+        W.reduce(fail)
+    assert_same_bits(W.entropy(), make().entropy())
+
+
+METHODS = [
+    lambda W, p: W.topk(2, progress=p), lambda W, p: W.entropy(progress=p), lambda W, p: W.key_mass(progress=p),
+    lambda W, p: W.map((2, 2), progress=p), lambda W, p: W.dense(progress=p), lambda W, p: W.head_mean(progress=p),
+    lambda W, p: W.sparse(threshold=0.5, progress=p), lambda W, p: W.reduce(lambda *_: None, progress=p),
+    lambda W, p: W.lost_mass(np.ones(12, bool), progress=p), lambda W, p: W.summary(topk=2, map=(2, 2), progress=p)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_progress(isa, method):
+    told = []
+    method(make(), lambda done, total: told.append((done, total)))
+    assert told and told[-1][0] == told[-1][1] and told == sorted(told)
+
+
+def test_progress_of_a_long_call_comes_while_it_works_and_may_stop_it(isa):
+    query = np.ones((1, 6000, 64), np.float32)
+    W, told = attnc.AttentionWeights(query, query, num_threads=2), []
+
+    def stop(done, total):
+        told.append(done)
+        if done > 0:
+            raise InterruptedError
+
+    for _ in range(20):                          # as often as it takes to be slow enough to be asked once
+        query = np.concatenate([query, query], 1)
+        W = attnc.AttentionWeights(query, query, num_threads=2)
+        try:
+            W.summary(topk=2, key_mass=True, map=(8, 8), progress=stop)
+        except InterruptedError:
+            if told[-1] < 1000:
+                break
+    assert 0 < told[-1] < 1000
+    assert attnc.get_num_threads() >= 1
+
+
+def test_progress_bar(isa):
+    pytest.importorskip("tqdm")
+    make().entropy(progress=True)
+
+
+def test_memory_of_a_long_call(isa):
+    """1 x 12,000 x 12,000: the matrix would be 549 MiB; results and Python's part of the work are counted."""
+    random = np.random.default_rng(0)
+    query, key = (random.standard_normal((1, 12000, 16), np.float32) for _ in range(2))
+    W = attnc.AttentionWeights(query, key, causal=True)
+    tracemalloc.start()
+    try:
+        W.summary(topk=8, entropy=True, key_mass=True, map=(96, 96))
+        W.T @ np.ones((12000, 2), np.float32)
+        assert W[0, 7:7000:997, ::50].shape == (8, 240)
+        assert W[0, np.arange(12000), np.arange(12000)].shape == (12000,)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
+
+
+def test_rollout(isa, seed):
+    random = np.random.default_rng(seed)
+    layers = [[], [], []]
+    for _ in range(3):
+        query, key, _ = inputs(random, (2,), 4, 2, 20, 20, 8)
+        for into, W in zip(layers, vars(Twins(query, key, causal=True)).values(), strict=False):
+            into.append(W)
+    fast, honest, exact = layers
+    for start in (-1, 3, random.random((2, 20)).astype(np.float32)):
+        got = attnc.rollout(fast, start, residual=0.3)
+        attnc.testing.assert_within(got, reference.rollout(exact, start, residual=0.3),
+                                    reference.rollout(honest, start, residual=0.3))
+        np.testing.assert_allclose(got.sum(-1), np.ones(2) * (start.sum(-1) if np.ndim(start) else 1), rtol=1e-5)
+
+
+def test_dense_into_any_float_array(isa, tmp_path):
+    W = make()
+    dense = W.dense()
+    for dtype in ("float16", "float64"):
+        out = np.empty(W.shape, dtype)
+        assert W.dense(out=out) is out
+        assert_same_bits(out, dense.astype(dtype))
+    mapped = np.memmap(tmp_path / "weights", np.float32, "w+", shape=W.shape)
+    assert_same_bits(np.asarray(W.dense(out=mapped)), dense)
+    assert make().head_mean(out=np.empty((2, 9, 12), np.float32)).shape == (2, 9, 12)
+
+
+def test_sparse_parts_are_the_weights(isa):
+    W = make(causal=True)
+    dense = W.dense()
+    for how in ({"threshold": 0.2}, {"top_p": 0.8}):
+        found = W.sparse(**how)
+        again = np.zeros((72, 12), np.float32)
+        again[np.repeat(np.arange(72), np.diff(found.indptr)), found.indices] = found.data
+        kept = again.reshape(W.shape)
+        assert ((kept == 0) | (kept == dense)).all()
+        np.testing.assert_allclose(found.dropped, (dense - kept).sum(-1), atol=1e-6)
+        if "top_p" in how:
+            assert (kept.sum(-1) >= 0.8 * dense.sum(-1) - 1e-6).all()
+            least = np.where(kept > 0, kept, 2).min(-1)
+            assert (kept.sum(-1) - least < 0.8 * dense.sum(-1)).all()
+        else:
+            assert_same_bits(kept, np.where(dense >= 0.2, dense, 0))
+    assert "of 864 kept" in repr(found)
+
+
+def test_odd_factors_reach_only_keys_with_a_weight(isa):
+    W = make(shape=(2, 9, 12), causal=True)
+    x = np.ones(9, np.float32)
+    x[2] = np.inf
+    got, dense = W.T @ x, W.dense()
+    assert (np.isinf(got) == (dense[:, 2] > 0)).all() and np.isfinite(got[dense[:, 2] == 0]).all()
+
+
+@pytest.mark.peers
+def test_scipy_takes_a_head(isa):
+    sparse = pytest.importorskip("scipy.sparse")
+    from scipy.sparse.linalg import svds
+
+    W = make().head(1, 2)
+    largest = svds(W.linear_operator(), k=1, return_singular_vectors=False)
+    np.testing.assert_allclose(largest, np.linalg.svd(W.dense(), compute_uv=False)[:1], rtol=1e-4)
+    assert sparse.issparse(make().sparse(threshold=0.1).toscipy())
+    with pytest.raises(ValueError, match="wanted those of one head"):
+        make().linear_operator()
