@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from ._checks import Args
 from .results import AttentionResult
 
-_Want: TypeAlias = Literal["lse", "weights", "scores"]
+_Want: TypeAlias = Literal["lse", "weights", "scores", "entropy", "max", "argmax"]
 
 @overload
 def attention(

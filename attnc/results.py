@@ -28,6 +28,9 @@ class AttentionResult:
     lse: np.ndarray
     weights: np.ndarray
     scores: np.ndarray
+    entropy: np.ndarray
+    max: np.ndarray
+    argmax: np.ndarray
 
     def __init__(self, output: np.ndarray, **wanted: np.ndarray) -> None:
         self.output = output
