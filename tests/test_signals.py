@@ -25,6 +25,8 @@ calls = dict(
     scores=lambda: [attnc.attention_scores(x[:, :2], x[:, :2]) for _ in range(100000)],
     weights=lambda: [attnc.attention_weights(x[:, :2], x[:, :2]) for _ in range(100000)],
     backward=lambda: attnc.attention_backward(x, x, x, x, x, np.ones(x.shape[:-1], np.float32)),
+    topk=lambda: attnc.AttentionWeights(x, x).topk(4),
+    key_mass=lambda: attnc.AttentionWeights(x, x, lse=np.zeros((1, 8, {n}))).key_mass(),
     softmax=lambda: [attnc.softmax(big(4000, 4000), out=out) for out in [big(4000, 4000)] for _ in range(100000)],
     weighted_sum=lambda: attnc.weighted_sum(np.broadcast_to(big(1, 1, 60000), (1, 400000, 60000)), x[0, :1]),
 )
