@@ -48,10 +48,10 @@ print(took)
 
 
 @pytest.mark.parametrize("name", ["attention", "backward", "few_rows", "split", "scores", "weights", "softmax",
-                                  "weighted_sum"])
+                                  "weighted_sum", "topk", "key_mass"])
 def test_ctrl_c(python, name, capsys):
     """KeyboardInterrupt comes soon (meant is 0.25 s; asserted what no load can excuse), and the next call is right."""
-    n = 60000 if name in ("attention", "backward", "split", "weighted_sum") else 5000
+    n = 60000 if name in ("attention", "backward", "split", "weighted_sum", "topk", "key_mass") else 5000
     took = float(python(LONG.format(name=name, n=n), timeout=120))
     with capsys.disabled():
         print(f" [{name}: {1000 * took:.0f} ms]", end="")
