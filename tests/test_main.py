@@ -72,11 +72,12 @@ def test_bench_writes_json_and_compares_with_it(tmp_path, capsys, monkeypatch):
     text = capsys.readouterr().out
     assert "share of limit" in text and "numpy / attnc" in text and "twin / attnc" not in text
     result = json.loads(file.read_text(encoding="utf-8"))
-    assert [case["name"] for case in result["cases"]] == ["f32 1,4/2,9,9,8 causal"]
+    name = "f32 1,4/2,9,9,8 causal"
+    assert [case["name"] for case in result["cases"]] == [name, f"{name} backward"]
     result["cases"][0]["share"]["median"] += 1e6
     file.write_text(json.dumps(result), encoding="utf-8")
     assert main([*arguments, "--compare", str(file)]) == 1
-    assert "FAIL f32 1,4/2,9,9,8 causal: share fell" in capsys.readouterr().out
+    assert f"FAIL {name}: share fell" in capsys.readouterr().out
     result["cases"][0]["share"]["median"] = 0.0
     file.write_text(json.dumps(result), encoding="utf-8")
     assert main([*arguments, "--compare", str(file)]) == 0

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from attnc.bench.gradients import Gradients
 from attnc.bench.links import SHORT, Softmax, WeightedSum
 from attnc.testing import Case
 
@@ -117,6 +118,7 @@ REGIMES = {
         Softmax((2048, 16384), axis=0), Softmax((64, 512, 1024), axis=1),
         Softmax((32768, 1024), function="log_softmax"), Softmax((100, 1000000)),
     ),
+    "gradients": (Gradients(case(1, 16, 2048, 2048, 64)), Gradients(case(1, (32, 8), 2048, 2048, 128, causal=True))),
     "weighted sum": (WeightedSum(12, 12, 512, 512, 64), WeightedSum(32, 8, 2048, 2048, 128)),
 }
 
@@ -141,6 +143,7 @@ SETS = {
         case(1, 2, 40, 40, 8, causal=True, window=(3, 0)),
         DrawnCase("f32 1,2,20,24,8 bias a head", 1, 2, 2, 20, 24, 8, drawn="bias", per_head=True),
         Softmax((6, 50)), Softmax((40, 7), axis=0, dtype="float64"), WeightedSum(4, 2, 9, 11, 8),
+        Gradients(case(1, (4, 2), 9, 9, 8, causal=True)),
     ),
 }
 

@@ -9,8 +9,8 @@ import sys
 
 import numpy as np
 
-from attnc.bench import Unsupported, links, machine
-from attnc.bench.cases import copies, wanted
+from attnc.bench import Unsupported, gradients, links, machine
+from attnc.bench.cases import copies
 from attnc.bench.timing import CROWDED, calibrate, seconds_per_call, settle
 from attnc.testing import Case
 
@@ -24,7 +24,7 @@ class Contender:
     def __init__(self, setup: str, threads: int):
         module, _, function = setup.partition(":")
         self.setup = getattr(importlib.import_module(module), function)
-        self.link_setup = getattr(links, function, None)
+        self.others = {module: getattr(module, function, None) for module in (links, gradients)}
         self.threads = threads
         self.call = self.limit = self.repeat = self.seconds = None
         self.retries = RETRIES
@@ -33,14 +33,14 @@ class Contender:
         """Set the case up and give what it computes in the given query rows, for the caller to verify."""
         self.call = self.limit = self.repeat = None     # lets go of the last case's arrays first
         arrays, options = case.make(seed)
-        setup = self.setup if isinstance(case, Case) else self.link_setup
+        setup = self.setup if isinstance(case, Case) else self.others[sys.modules[type(case).__module__]]
         if setup is None:
             raise Unsupported("has no such function")
         calls = [setup(case, each, options, self.threads) for each in copies(case, arrays)]
         self.call = calls[0] if len(calls) == 1 else _in_turns(calls)
         with machine.PeakMemory() as self.peak:
             result = self.call()
-        results = result if wanted(options) else (result,)
+        results = result if isinstance(result, (tuple, list)) else (result,)
         chosen = [np.ascontiguousarray(each[..., rows, :]) for each in results]
         if with_limit:
             from attnc.bench.limits import limit_for

@@ -1,0 +1,112 @@
+"""The gradients of attention as a case of their own: attnc against the CPU backward of torch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import attnc
+from attnc import reference
+from attnc.bench import Unsupported
+from attnc.testing import Case, error_and_tolerance
+
+PRODUCTS = 5        # the scores again, and one for each of weights, query, key and value; the forward call has 2
+NAMES = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of query, key and value of a case, from its output and lse."""
+
+    case: Case
+
+    @property
+    def name(self) -> str:
+        return f"{self.case.name} backward"
+
+    @property
+    def options(self) -> tuple:
+        return self.case.options
+
+    @property
+    def dtype(self) -> str:
+        return self.case.dtype
+
+    @property
+    def flops(self) -> int:
+        return self.case.flops * PRODUCTS // 2
+
+    def describe(self) -> dict:
+        """Its sizes for the JSON file."""
+        names = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim")
+        return {name: getattr(self.case, name) for name in names} | {"flops": self.flops}
+
+    def make(self, seed: int):
+        """The gradient of the output, and the inputs; the options."""
+        arrays, options = self.case.make(seed)
+        shape = (*arrays[0].shape[:-1], arrays[2].shape[-1])
+        grad = np.random.default_rng((seed, 2)).standard_normal(shape, np.float32).astype(arrays[0].dtype)
+        return (grad, *arrays), options
+
+    def expected(self, seed: int) -> "Expected":
+        """What a contender has to give, by the first head of the keys."""
+        (grad, query, key, value), options = self.make(seed)
+        group = self.case.q_heads // self.case.kv_heads
+        few = [grad[:1, :group], query[:1, :group], key[:1, :1], value[:1, :1]]
+        exact = _of(reference, *(x.astype(np.float64) for x in few), **options)
+        return Expected(exact, _of(reference, *few, **options), group)
+
+
+def _of(module, grad, *arrays, **options):
+    result = module.attention(*arrays, want="lse", **options)
+    found = module.attention_backward(grad, *arrays, result.output, result.lse, **options)
+    return [getattr(found, name) for name in NAMES]
+
+
+@dataclass
+class Expected:
+    """The exact and the honest gradients of one head of keys and its queries."""
+
+    exact: list
+    honest: list
+    group: int
+    rows = slice(None)
+
+    def judge(self, results) -> tuple[float, float]:
+        """The error and the tolerance of the worst of the three."""
+        heads = (self.group, 1, 1)
+        pairs = [error_and_tolerance(result[:1, :n], exact, honest, scale=float(abs(exact).max()))
+                 for result, exact, honest, n in zip(results, self.exact, self.honest, heads, strict=True)]
+        return max(pairs, key=lambda pair: pair[0] / pair[1])
+
+
+# The contenders of peers.py, by the same names.
+
+def setup_attnc(case, arrays, options, threads):
+    """The package itself."""
+    grad, *inputs = arrays
+    result = attnc.attention(*inputs, want="lse", num_threads=threads, **options)
+
+    def call():
+        found = attnc.attention_backward(grad, *inputs, result.output, result.lse, num_threads=threads, **options)
+        return [getattr(found, name) for name in NAMES]
+
+    return call
+
+
+def setup_torch(case, arrays, options, threads):
+    """The gradients of ``scaled_dot_product_attention``, whose forward call is not timed."""
+    from attnc.bench.peers import from_torch, import_torch, to_torch
+
+    torch = import_torch(threads)
+    unknown = sorted(set(options) - {"causal"})
+    if unknown or case.case.q_len != case.case.kv_len:
+        raise Unsupported(f"has no {', '.join(unknown) or 'bottom-right triangle'}")
+    grad, *inputs = (to_torch(torch, array) for array in arrays)
+    inputs = [x.requires_grad_() for x in inputs]
+    output = torch.nn.functional.scaled_dot_product_attention(
+        *inputs, is_causal=bool(options.get("causal")), enable_gqa=case.case.q_heads != case.case.kv_heads)
+
+    def call():
+        return [from_torch(torch, x) for x in torch.autograd.grad(output, inputs, grad, retain_graph=True)]
+
+    return call
