@@ -109,7 +109,7 @@ MAY_IMPORT = {
     "config": {"_cpu", "_isa", "threads"},
     "testing": {"_checks", "masks", "reference", "results"},
     "datasets": set(),
-    "weights": {"_call", "_checks", "_isa", "results", "weights"},
+    "weights": {"_call", "_checks", "_isa", "_views", "results", "weights"},
     "_views": {"_checks", "_views", "weights"},
     "plot": {"_checks", "_views", "attention", "plot"},
 }

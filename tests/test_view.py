@@ -322,6 +322,7 @@ def test_a_notebook_shows_a_small_picture_with_text_beside_it():
     W = attnc.AttentionWeights(data.query, data.key, causal=True)
     page = notebook.page(W)
     assert len(page) < 20_000 and 'alt="maps of the first 12 of 12 heads"' in page and "11 queries × 11 keys" in page
+    assert W._repr_html_() == page and W._repr_png_() == notebook.png(W)
     image = pixels(notebook.png(W))
     # The first row of head 0: all weight on the first key, the darkest colour; then stripes that no weight has.
     assert (image[1, 1] == ramp()[-1]).all()
@@ -334,3 +335,26 @@ def test_a_notebook_does_not_wait_for_what_nobody_asked_for():
                         (attnc.AttentionWeights(big[:, :0], big), "Nothing to draw")):
         assert notebook.png(shape) is None
         assert text in notebook.page(shape) and "<img" not in notebook.page(shape)
+
+
+def test_pictures_of_lazy_weights_never_hold_the_matrix(python):
+    """8,192 x 8,192 weights are 256 MiB; pictures of them take a small part of that, masks and sinks included."""
+    growth = python("""
+import resource, numpy as np, attnc
+from attnc._views import terminal, notebook
+from attnc._views.source import load
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+query, key = np.random.default_rng(0).standard_normal((2, 8192, 16), dtype=np.float32)
+options = {"causal": True, "sinks": np.ones(1), "key_mask": np.arange(8192) != 5}
+attnc.explorer(attnc.AttentionWeights(query[:99], key[:99]))
+before = peak()
+W = attnc.AttentionWeights(query, key, **options)
+attnc.explorer(W)
+terminal.show(load(W))
+notebook.page(W)
+source = load([W, W])
+source.map((256, 256), "max"), source.key_mass(), source.diagonal(-1), source.row(1, 0, 8000)
+print(peak() - before)
+""")
+    assert float(growth) < 64

@@ -107,6 +107,16 @@ q_lengths, kv_lengths, layout, num_threads
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name})"
 
+    def _repr_html_(self) -> str:
+        from .._views import notebook
+
+        return notebook.page(self)
+
+    def _repr_png_(self) -> bytes | None:
+        from .._views import notebook
+
+        return notebook.png(self)
+
     def head(self, *index: int) -> AttentionWeights:
         """The weights of one head, with two axes: an int for each axis before the rows.
 
