@@ -225,6 +225,7 @@ cdef extern from "tiles.h" nogil:
 
     const Tile TILES[3]
     Py_ssize_t batch_offset(const Array*, const Batch*, Py_ssize_t) noexcept
+    char* place_of(const Array*, const Batch*, Py_ssize_t, Py_ssize_t) noexcept
     Lengths lengths_of(const Params*, Py_ssize_t) noexcept
     Range visible(const Params*, Lengths, Py_ssize_t) noexcept
     Py_ssize_t least(Py_ssize_t, Py_ssize_t) noexcept

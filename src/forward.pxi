@@ -79,15 +79,15 @@ cdef void open_head(Work* w, Task* t, Py_ssize_t head) noexcept nogil:
     cdef Params* p = &w.p
     t.batch, t.kv_head = head // p.kv_heads, head % p.kv_heads
     t.lengths = lengths_of(p, t.batch)
-    t.key = p.key.data + batch_offset(&p.key, &p.batch, t.batch) + t.kv_head * p.key.head
-    t.value = p.value.data + batch_offset(&p.value, &p.batch, t.batch) + t.kv_head * p.value.head
+    t.key = place_of(&p.key, &p.batch, t.batch, t.kv_head)
+    t.value = place_of(&p.value, &p.batch, t.batch, t.kv_head)
     t.key_scale = scales(p, &p.key_scale, t)
     t.value_scale = scales(p, &p.value_scale, t)
 
 
 cdef const float* scales(const Params* p, const Array* a, const Task* t) noexcept nogil:
     """The factors of the kv head's int8 rows, or NULL."""
-    return <const float*> (a.data + batch_offset(a, &p.batch, t.batch) + t.kv_head * a.head) if a.data != NULL else NULL
+    return <const float*> place_of(a, &p.batch, t.batch, t.kv_head)
 
 
 cdef void open_task(Work* w, Task* t, Py_ssize_t head, Py_ssize_t block, Py_ssize_t split) noexcept nogil:
@@ -116,16 +116,16 @@ cdef void open_task(Work* w, Task* t, Py_ssize_t head, Py_ssize_t block, Py_ssiz
 cdef void open_arrays_of(Work* w, Task* t) noexcept nogil:
     """What the task's batch element has of each array."""
     cdef Params* p = &w.p
-    t.query = p.query.data + batch_offset(&p.query, &p.batch, t.batch)
-    t.out = p.out.data + batch_offset(&p.out, &p.batch, t.batch)
-    t.lse = p.lse.data + batch_offset(&p.lse, &p.batch, t.batch)
-    t.weights = p.weights.data + batch_offset(&p.weights, &p.batch, t.batch)
-    t.scores = p.scores.data + batch_offset(&p.scores, &p.batch, t.batch)
-    t.mask = p.mask.data + batch_offset(&p.mask, &p.batch, t.batch)
-    t.key_mask = p.key_mask.data + batch_offset(&p.key_mask, &p.batch, t.batch)
-    t.bias = p.bias.data + batch_offset(&p.bias, &p.batch, t.batch)
-    t.q_segments = p.q_segments.data + batch_offset(&p.q_segments, &p.batch, t.batch)
-    t.k_segments = p.k_segments.data + batch_offset(&p.k_segments, &p.batch, t.batch)
+    t.query = place_of(&p.query, &p.batch, t.batch, 0)
+    t.out = place_of(&p.out, &p.batch, t.batch, 0)
+    t.lse = place_of(&p.lse, &p.batch, t.batch, 0)
+    t.weights = place_of(&p.weights, &p.batch, t.batch, 0)
+    t.scores = place_of(&p.scores, &p.batch, t.batch, 0)
+    t.mask = place_of(&p.mask, &p.batch, t.batch, 0)
+    t.key_mask = place_of(&p.key_mask, &p.batch, t.batch, 0)
+    t.bias = place_of(&p.bias, &p.batch, t.batch, 0)
+    t.q_segments = place_of(&p.q_segments, &p.batch, t.batch, 0)
+    t.k_segments = place_of(&p.k_segments, &p.batch, t.batch, 0)
 
 
 cdef Packed keys_of(Work* w, Task* t, Py_ssize_t block) noexcept nogil:

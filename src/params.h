@@ -90,6 +90,11 @@ static inline ix batch_offset(const Array *a, const Batch *batch, ix b) {
     return offset;
 }
 
+/* Where batch element b and a head begin; NULL stays NULL, as not even 0 may be added to it. */
+static inline char *place_of(const Array *a, const Batch *batch, ix b, ix head) {
+    return a->data ? a->data + batch_offset(a, batch, b) + head * a->head : NULL;
+}
+
 static inline int64_t batch_int(const Array *a, const Params *p, ix b, int64_t otherwise) {
     return a->data ? *(const int64_t *)(a->data + batch_offset(a, &p->batch, b)) : otherwise;
 }
