@@ -14,7 +14,7 @@ FAIR := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-peers test-more test-wheel test-aarch64 test-qemu test-asan test-tsan
+.PHONY: help run test test-peers test-more test-wheel test-aarch64 test-qemu test-asan
 .PHONY: bench bench-check bench-readme wheel lint clean
 
 help:  ## show this list
@@ -57,10 +57,7 @@ bench-readme: $(VENV)/with-contenders  ## measure everything against every peer,
 	$(PY) benchmarks/plots.py
 
 test-asan: $(VENV)/with-test  ## quick tests with every address and undefined operation watched (gcc)
-	$(PY) tests/sanitized.py asan
-
-test-tsan: $(VENV)/with-test  ## quick tests with the threads watched (clang, libomp with Archer)
-	$(PY) tests/sanitized.py tsan
+	$(PY) tests/sanitized.py
 
 wheel: $(VENV)/with-wheel  ## an sdist and, from it, one wheel for every Python from 3.11 on, repaired and checked, in dist/
 	rm -rf dist build/wheel
