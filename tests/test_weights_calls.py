@@ -214,16 +214,3 @@ def test_odd_factors_reach_only_keys_with_a_weight(isa):
     x[2] = np.inf
     got, dense = W.T @ x, W.dense()
     assert (np.isinf(got) == (dense[:, 2] > 0)).all() and np.isfinite(got[dense[:, 2] == 0]).all()
-
-
-@pytest.mark.peers
-def test_scipy_takes_a_head(isa):
-    sparse = pytest.importorskip("scipy.sparse")
-    from scipy.sparse.linalg import svds
-
-    W = make().head(1, 2)
-    largest = svds(W.linear_operator(), k=1, return_singular_vectors=False)
-    np.testing.assert_allclose(largest, np.linalg.svd(W.dense(), compute_uv=False)[:1], rtol=1e-4)
-    assert sparse.issparse(make().sparse(threshold=0.1).toscipy())
-    with pytest.raises(ValueError, match="wanted those of one head"):
-        make().linear_operator()

@@ -1,4 +1,4 @@
-"""Agreement with scipy.special.softmax and log_softmax, and a test for every way in which they mean something else."""
+"""Agreement with scipy.special.softmax and log_softmax, and how they differ; SciPy's operators and matrices of weights."""
 
 import numpy as np
 import pytest
@@ -100,3 +100,26 @@ def test_differs_half_precision_is_summed_in_half_precision():
     with pytest.warns(RuntimeWarning):
         assert (special.softmax(x) == 0).all()  # the sum overflowed
     np.testing.assert_array_equal(attnc.softmax(x), np.float16(1 / 70000))
+
+
+# ------------------------------------------------------------------- weights as operators and sparse matrices
+
+
+def test_a_head_is_a_linear_operator_and_kept_weights_are_a_sparse_matrix(isa):
+    linalg, sparse = pytest.importorskip("scipy.sparse.linalg"), pytest.importorskip("scipy.sparse")
+    random = np.random.default_rng(0)
+    query, key = random.standard_normal((2, 4, 9, 8), np.float32), random.standard_normal((2, 2, 12, 8), np.float32)
+    W = attnc.AttentionWeights(query, key)
+    head = W.head(1, 2)
+    operator, dense = head.linear_operator(), head.dense()
+    largest = linalg.svds(operator, k=1, return_singular_vectors=False)
+    np.testing.assert_allclose(largest, np.linalg.svd(dense, compute_uv=False)[:1], rtol=1e-4)
+    x, y = random.standard_normal((12, 3), np.float32), random.standard_normal(9, np.float32)
+    np.testing.assert_allclose(operator @ x, dense @ x, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(operator.T @ y, dense.T @ y, rtol=1e-4, atol=1e-6)
+    kept = W.sparse(threshold=0.1).toscipy()
+    assert sparse.issparse(kept)
+    every = W.dense().reshape(72, 12)
+    np.testing.assert_array_equal(kept.toarray(), np.where(every >= 0.1, every, 0))
+    with pytest.raises(ValueError, match="wanted those of one head"):
+        W.linear_operator()
