@@ -2,8 +2,8 @@
 
     python tests/sanitized.py [arguments of pytest]
 
-The modules are built into build/sanitized/ and loaded after the sanitizer's runtime. Python and NumPy themselves are not
-watched. Adding 0 to NULL, which C2y allows, is no error for GCC; it is one for Clang's sanitizer.
+The modules are built into build/sanitized/ and loaded after the sanitizer's runtime. Python and NumPy themselves are
+not watched. Adding 0 to NULL, which C2y allows, is no error for GCC; it is one for Clang's sanitizer.
 """
 
 import os
