@@ -9,6 +9,8 @@ from .results import AttentionResult
 
 _Want: TypeAlias = Literal["lse", "weights", "scores", "entropy", "max", "argmax"]
 
+STATISTICS: frozenset[str]
+
 @overload
 def attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = ...,

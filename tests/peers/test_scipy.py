@@ -1,4 +1,4 @@
-"""Agreement with scipy.special.softmax and log_softmax, and how they differ; SciPy's operators and matrices of weights."""
+"""Agreement with scipy.special.softmax and log_softmax, how they differ; SciPy's operators and matrices of weights."""
 
 import numpy as np
 import pytest
