@@ -72,6 +72,7 @@ class KVCache:
         scaled = s.dtype == np.int8
         self._scales = tuple(_aligned(rows, np.dtype(np.float32)) if scaled else None for _ in range(2))
         self._lengths = np.zeros(s.batch, np.int64)
+        self._oldest = np.zeros(s.batch, np.int64)       # the first token whose row no later one has taken
 
     keys = property(lambda self: _read_only(self._keys), doc="Rows of the keys.")
     values = property(lambda self: _read_only(self._values), doc="Rows of the values.")
@@ -113,6 +114,7 @@ class KVCache:
                 if factors is not None:
                     factors[i][:, slots] = scales[i][:, :count]
         self._lengths += counts
+        np.maximum(self._oldest, self._lengths - self._sizes.capacity, out=self._oldest)
 
     def attend(self, query, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
                scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
@@ -157,7 +159,7 @@ q_lengths, layout, want, out, num_threads
             kv_lengths=np.minimum(self._lengths, s.capacity), layout=layout, want=want, out=out,
             num_threads=num_threads)
         if s.window is not None:
-            check_cache_want(a, s, self._lengths)
+            check_cache_want(a, s, self._lengths, self._oldest)
             self._unroll(a)
         if s.dtype == np.int8:
             a.key, a.value = self._keys, self._values
@@ -176,7 +178,8 @@ q_lengths, layout, want, out, num_threads
         TypeError, ValueError
             For more tokens than there are; for tokens in the window of which others have been replaced.
         """
-        self._lengths[...] = truncate_args(lengths, self._sizes, self._lengths)
+        self._lengths[...] = truncate_args(lengths, self._sizes, self._lengths, self._oldest)
+        np.minimum(self._oldest, self._lengths, out=self._oldest)
 
     def reorder(self, indices) -> None:
         """Make batch element ``i`` what ``indices[i]`` was, as in beam search.
@@ -197,12 +200,13 @@ q_lengths, layout, want, out, num_threads
         for x in (self._keys, self._values, *self._scales):
             if x is not None and moved.size:
                 x[moved, :, :used] = x[indices[moved], :, :used]
-        self._lengths[...] = self._lengths[indices]
+        for x in (self._lengths, self._oldest):
+            x[...] = x[indices]
 
     def _unroll(self, a) -> None:
         """Where rows have been replaced their order says nothing: what a row sees is said by a mask instead."""
         s = self._sizes
-        if (self._lengths <= s.capacity).all():
+        if not self._oldest.any():
             return
         last = self._lengths[:, None] - 1
         token = last - (last - np.arange(s.capacity)) % s.capacity                       # (batch, capacity)

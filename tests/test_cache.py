@@ -101,6 +101,31 @@ def test_a_window_is_a_ring(isa, window, options, dtype, seed):
     cache.truncate(cache.lengths - 1)
 
 
+def test_a_ring_that_is_cut_back(isa, seed):
+    """A token whose row a later one has taken stays gone when that one is dropped: an error, never the wrong token."""
+    random = np.random.default_rng(seed)
+    ring, twin = (module.KVCache(2, 2, 24, 40, capacity=16, dtype="float32", window=(3, 0))
+                  for module in (attnc, reference))
+    query = normal(random, (2, 4, 12, 24))
+    for count in (10, 10):
+        rows = tokens(random, count)
+        for each in (ring, twin):
+            each.append(*rows)                       # of 20 tokens the first 4 are gone
+    for length, most in ((18, 11), (16, 9)):
+        for each in (ring, twin):
+            each.truncate(length)
+            with pytest.raises(ValueError, match="whose window needs tokens before 4, which later ones have replaced"):
+                each.truncate([length, 6])
+        ring.reorder([1, 1])
+        twin.reorder([1, 1])
+        for n in (1, most):
+            got, honest = (each.attend(query[:, :, :n], causal=True) for each in (ring, twin))
+            exact = exact_attention(query[:, :, :n], twin.keys, twin.values, kv_lengths=length, window=(3, 0))
+            assert_within(got, exact.output, honest, scale=largest(twin.values))
+        with pytest.raises(ValueError, match=f"wanted at most {most} rows: tokens before 4 of batch element 0"):
+            ring.attend(query[:, :, :most + 1])
+
+
 @pytest.mark.parametrize("dtype, q_len, dims", [
     ("float32", 1, (64, 64)), ("float16", 3, (32, 48)), ("bfloat16", 5, (24, 40)), ("float64", 2, (16, 16)),
     ("float32", 9, (64, 16)), ("float32", 35, (24, 40))])

@@ -77,14 +77,16 @@ def append_args(key, value, counts, layout, sizes: CacheSizes, lengths: np.ndarr
     return key, value, counts
 
 
-def truncate_args(lengths, sizes: CacheSizes, held: np.ndarray) -> np.ndarray:
-    """The new lengths: no longer than the old ones, and with all that their windows look back at."""
+def truncate_args(lengths, sizes: CacheSizes, held: np.ndarray, oldest: np.ndarray) -> np.ndarray:
+    """The new lengths: no longer than the old ones, and with all that their windows look back at.
+
+    `oldest` is the first token of each batch element whose row no later one has taken.
+    """
     lengths = per_element("lengths", lengths, 0, 2**62, sizes)
     for i in np.flatnonzero(lengths > held)[:1]:
         raise ValueError(f"lengths asks for {lengths[i]} tokens in batch element {i}, which holds {held[i]}; "
                          "wanted no more")
     if sizes.window is not None:
-        oldest = np.maximum(held - sizes.capacity, 0)
         for i in np.flatnonzero(np.minimum(oldest, lengths) > np.maximum(lengths - sizes.window[0], 0))[:1]:
             raise ValueError(f"lengths asks for {lengths[i]} tokens in batch element {i}, whose window needs tokens "
                              f"before {oldest[i]}, which later ones have replaced")
@@ -106,15 +108,16 @@ def check_attend(sizes: CacheSizes, **options) -> None:
             raise ValueError(f"{name} was given to a cache with a window, whose rows move; wanted it left out")
 
 
-def check_cache_want(a, sizes: CacheSizes, lengths: np.ndarray) -> None:
+def check_cache_want(a, sizes: CacheSizes, lengths: np.ndarray, oldest: np.ndarray) -> None:
     """Raise where a result has no meaning over rows that move, or rows that a query looks back at are gone."""
     for name in a.want:
         if name != "lse":
             raise ValueError(f"want={name!r} has no meaning in a cache with a window, whose rows move; wanted 'lse' or "
                              "nothing")
-    if a.q_len + sizes.window[0] > sizes.capacity and (lengths > sizes.capacity).any():
+    rows = np.where(oldest > 0, lengths - oldest - sizes.window[0], a.q_len)
+    for i in np.flatnonzero(rows < a.q_len)[:1]:
         raise ValueError(f"query has length {a.q_len}, and its first row looks {sizes.window[0]} keys back; wanted at "
-                         f"most {sizes.capacity - sizes.window[0]} rows: capacity is {sizes.capacity}")
+                         f"most {max(rows[i], 0)} rows: tokens before {oldest[i]} of batch element {i} are gone")
 
 
 def per_element(name: str, x, low: int, high: int, sizes: CacheSizes) -> np.ndarray:

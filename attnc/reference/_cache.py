@@ -46,6 +46,7 @@ class KVCache:
         self.keys = np.zeros((s.batch, s.kv_heads, s.capacity, s.head_dim), dtype)
         self.values = np.zeros((s.batch, s.kv_heads, s.capacity, s.value_dim), dtype)
         self.lengths = np.zeros(s.batch, np.int64)
+        self._oldest = np.zeros(s.batch, np.int64)    # what a cache that keeps no more than `capacity` would still have
 
     def append(self, key, value, *, lengths=None, layout="bhnd") -> None:
         """Add tokens behind those that are there; `lengths` says how many of them count in each batch element.
@@ -64,6 +65,7 @@ class KVCache:
             for i, (start, count) in enumerate(zip(self.lengths, counts, strict=True)):
                 rows[i, :, start:start + count] = x[i, :, :count]
         self.lengths = self.lengths + counts
+        self._oldest = np.maximum(self._oldest, self.lengths - self._sizes.capacity)
 
     def attend(self, query, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
                scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
@@ -106,7 +108,8 @@ class KVCache:
         TypeError, ValueError
             For more tokens than there are, or tokens in the window that others have replaced.
         """
-        self.lengths = truncate_args(lengths, self._sizes, self.lengths)
+        self.lengths = truncate_args(lengths, self._sizes, self.lengths, self._oldest)
+        self._oldest = np.minimum(self._oldest, self.lengths)
 
     def reorder(self, indices) -> None:
         """Make batch element ``i`` what ``indices[i]`` was.
@@ -117,7 +120,8 @@ class KVCache:
             For a wrong shape or an index that is not there.
         """
         indices = reorder_args(indices, self._sizes)
-        self.keys, self.values, self.lengths = self.keys[indices], self.values[indices], self.lengths[indices]
+        self.keys, self.values = self.keys[indices], self.values[indices]
+        self.lengths, self._oldest = self.lengths[indices], self._oldest[indices]
 
 
 def _grown(rows: np.ndarray, needed: int) -> np.ndarray:
