@@ -277,4 +277,7 @@ def test_empty_axes(isa):
         assert (W.topk(2).indices == -1).all() and (W.max() == 0).all() and (W.argmax() == -1).all()
         assert W.key_mass().shape == (2, kv_len) and (W.map((1, 1)) == 0).all()
         assert (W @ np.ones((kv_len, 2))).shape == (2, q_len, 2) and (W.T @ np.ones(q_len)).shape == (2, kv_len)
-        assert W.sparse(threshold=0.5).indptr.tolist() == [0] * (2 * q_len + 1) and len(list(W.blocks())) == (q_len > 0)
+        assert len(list(W.blocks())) == (q_len > 0)
+        for how in ({"threshold": 0.5}, {"top_p": 0.5}):
+            for sparse in (W.sparse(**how), reference.AttentionWeights(W._a.query, W._a.key).sparse(**how)):
+                assert sparse.indptr.tolist() == [0] * (2 * q_len + 1) and not sparse.dropped.any()

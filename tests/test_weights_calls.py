@@ -214,3 +214,13 @@ def test_odd_factors_reach_only_keys_with_a_weight(isa):
     x[2] = np.inf
     got, dense = W.T @ x, W.dense()
     assert (np.isinf(got) == (dense[:, 2] > 0)).all() and np.isfinite(got[dense[:, 2] == 0]).all()
+
+
+@pytest.mark.parametrize("module", [attnc, reference])
+def test_what_a_row_does_not_see_adds_nothing_to_its_product(isa, module):
+    """Of 4 rows and 2 keys the first two rows see no key, whatever their lse."""
+    arrays = np.zeros((4, 2)), np.zeros((2, 2))
+    W = module.AttentionWeights(*arrays, causal=True)
+    np.testing.assert_array_equal(W @ np.array([1.0, np.nan]), [0, 0, 1, np.nan])
+    W = module.AttentionWeights(*arrays, causal=True, lse=[np.nan, 3.0, np.nan, 0.0])
+    np.testing.assert_array_equal(W @ np.array([1.0, np.inf]), [0, 0, np.nan, np.inf])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from .. import masks
@@ -229,7 +231,7 @@ class AttentionWeights:
 
     def __matmul__(self, x):
         x = checks.check_operand(x, self._a, self.shape[-1], False)
-        return self._visible() @ x
+        return _products(self._visible(), x)
 
     def linear_operator(self):
         from scipy.sparse.linalg import aslinearoperator
@@ -244,7 +246,7 @@ class AttentionWeights:
         threshold, top_p = checks.check_sparse(threshold, top_p, self.dtype)
         weights = self._visible()
         keep = checks.kept(weights, threshold, top_p)
-        rows = keep.reshape(-1, self.shape[-1])
+        rows = keep.reshape(math.prod(self.shape[:-1]), self.shape[-1])
         indptr = np.concatenate([[0], rows.sum(-1).cumsum()])
         dropped = np.where(keep, 0, weights).sum(-1).astype(self.dtype)
         return SparseWeights(indptr, np.nonzero(rows)[1], weights[keep], dropped, self.shape)
@@ -293,19 +295,19 @@ class Transposed:
 
     def __matmul__(self, x):
         x = checks.check_operand(x, self.T._a, self.shape[-1], True)
-        weights = self.T._visible().swapaxes(-1, -2)
-        if x.ndim == 1:
-            return _products(weights, x[:, None])[..., 0].astype(self.T.dtype)
-        return _products(weights, x).astype(self.T.dtype)
+        return _products(self.T._visible().swapaxes(-1, -2), x).astype(self.T.dtype)
 
 
 def _products(weights, x):
     """``weights @ x``, where a weight of 0 adds nothing, whatever stands in `x`."""
+    if x.ndim == 1:
+        return _products(weights, x[:, None])[..., 0]
     finite = np.where(np.isfinite(x), x, 0)
     total = weights @ finite
-    for i, c in np.argwhere((~np.isfinite(x)).reshape(-1, *x.shape[-2:]).any(0)):
+    for i, c in np.argwhere((~np.isfinite(x)).any(tuple(range(x.ndim - 2)))):
         w, odd = weights[..., i], x[..., i, c, None]
-        total[..., c] += np.where((w != 0) & ~np.isfinite(odd), w * odd, 0)
+        with np.errstate(all="ignore"):
+            total[..., c] += np.where((w != 0) & ~np.isfinite(odd), w * odd, 0)
     return total
 
 

@@ -118,7 +118,7 @@ class Parts:
         checks.check_progress(progress)
         threshold, top_p = checks.check_sparse(threshold, top_p, self.dtype)
         counts, indices, data = [], [np.empty(0, np.int64)], [np.empty(0, self.dtype)]
-        dropped = np.empty(self._a.lse_shape, self.dtype)
+        dropped = np.zeros(self._a.lse_shape, self.dtype)
         with Progress(progress, 1 + checks.n_tiles(self.shape, 256, max(self.shape[-1], 1))) as steps:
             self._norm(steps.part())
             for *lead, rows, _ in checks.tiles(self.shape, 256, max(self.shape[-1], 1)):

@@ -51,7 +51,7 @@ def _rescale(out: np.ndarray, own: np.ndarray, given: np.ndarray) -> None:
     """From weights that sum to 1 to those under a given lse."""
     with np.errstate(all="ignore"):
         nothing = (own == -np.inf) | (given == -np.inf)
-        factor = np.where(nothing, np.where(np.isnan(given), given, 0), np.exp(own - given))
+        factor = np.where(nothing, 0, np.exp(own - given))
         out *= factor[..., None].astype(out.dtype)
         out[factor == 0] = 0
 
