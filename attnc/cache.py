@@ -23,6 +23,8 @@ _ALIGNMENT = 64  # a vector that crosses a line of memory is read as two: 10 % o
 class KVCache:
     """Keys and values of the tokens so far, for attention of the next ones; each batch element has its own length.
 
+    An error leaves it as it was; Ctrl-C leaves it as it was or as it was to be, never between the two.
+
     Parameters
     ----------
     batch, kv_heads, head_dim : int
@@ -107,14 +109,16 @@ class KVCache:
         with np.errstate(all="ignore"):
             stored = [_quantized(x) if self._sizes.dtype == np.int8 else (x.astype(self._sizes.dtype, copy=False), None)
                       for x in (key, value)]
-        for (rows, scales), target, factors in zip(stored, (self._keys, self._values), self._scales, strict=True):
-            for i, (start, count) in enumerate(zip(self._lengths, counts, strict=True)):
-                slots = _slots(int(start), int(count), self._sizes.capacity)
-                target[i][:, slots] = rows[i][:, :count]
+        lengths = self._lengths + counts
+        oldest = np.maximum(self._oldest, lengths - self._sizes.capacity)
+        changes = [(self._lengths, ..., lengths), (self._oldest, ..., oldest)]
+        for i, (start, count) in enumerate(zip(self._lengths, counts, strict=True)):
+            places = slice(None), _slots(int(start), int(count), self._sizes.capacity)
+            for (rows, scales), target, factors in zip(stored, (self._keys, self._values), self._scales, strict=True):
+                changes.append((target[i], places, rows[i][:, :count]))
                 if factors is not None:
-                    factors[i][:, slots] = scales[i][:, :count]
-        self._lengths += counts
-        np.maximum(self._oldest, self._lengths - self._sizes.capacity, out=self._oldest)
+                    changes.append((factors[i], places, scales[i][:, :count]))
+        _make(changes)
 
     def attend(self, query, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
                scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
@@ -197,11 +201,11 @@ q_lengths, layout, want, out, num_threads
         indices = reorder_args(indices, self._sizes)
         moved = np.flatnonzero(indices != np.arange(self._sizes.batch))
         used = min(int(self._lengths.max(initial=0)), self._sizes.capacity)
-        for x in (self._keys, self._values, *self._scales):
-            if x is not None and moved.size:
-                x[moved, :, :used] = x[indices[moved], :, :used]
-        for x in (self._lengths, self._oldest):
-            x[...] = x[indices]
+        changes = [(x, ..., x[indices]) for x in (self._lengths, self._oldest)]
+        if moved.size:
+            changes += [(x, (moved, slice(None), slice(used)), x[indices[moved], :, :used])
+                        for x in (self._keys, self._values, *self._scales) if x is not None]
+        _make(changes)
 
     def _unroll(self, a) -> None:
         """Where rows have been replaced their order says nothing: what a row sees is said by a mask instead."""
@@ -237,6 +241,17 @@ def _read_only(x: np.ndarray | None) -> np.ndarray | None:
     view = x.view()
     view.flags.writeable = False
     return view
+
+
+def _make(changes: list[tuple]) -> None:
+    """Assign what was prepared, to the end also if an interrupt comes: rows, scales and lengths belong together."""
+    try:
+        for array, places, new in changes:
+            array[places] = new
+    except BaseException:
+        for array, places, new in changes:
+            array[places] = new
+        raise
 
 
 def _slots(start: int, count: int, capacity: int):

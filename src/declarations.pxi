@@ -17,6 +17,7 @@ cdef extern from "runtime.h" nogil:
     void free_aligned(void* memory)
     char* scratch_memory(size_t bytes, char* local, size_t size)
     void free_scratch(char* memory, const char* local, size_t size)
+    int granted
 
 cdef extern from "runtime.h":
     int raise_pending() except -1

@@ -114,3 +114,11 @@ def convert(source, target, int dtype, bint widen):
         PyBuffer_Release(&y)
     finally:
         PyBuffer_Release(&x)
+
+
+def refuse_memory(int granted_before):
+    """Test hook: let so many allocations be and refuse the next one, once; -1: none. Whether one was still to come."""
+    cdef bint waiting = granted >= 0
+    global granted
+    granted = granted_before
+    return waiting

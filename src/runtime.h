@@ -107,8 +107,10 @@ static int report_progress(void *function, ptrdiff_t done, ptrdiff_t total) {
 
 static int raise_pending(void) { return PyErr_Occurred() ? -1 : 0; }
 
+static int granted = -1;     /* tests: after so many times memory is refused, once (small calls ask too); negative: never */
+
 static void *aligned_memory(size_t bytes) {
-    if (bytes > PTRDIFF_MAX - 4096) return NULL;
+    if (bytes > PTRDIFF_MAX - 4096 || (granted >= 0 && granted-- == 0)) return NULL;
 #ifdef _WIN32
     return _aligned_malloc(bytes, 64);
 #else
@@ -126,7 +128,7 @@ static void free_aligned(void *memory) {
 
 /* `bytes` of scratch: in `local`, of `size` bytes, where that is enough. */
 static char *scratch_memory(size_t bytes, char *local, size_t size) {
-    return bytes + 64 <= size ? local + (64 - (uintptr_t)local % 64) : (char *)aligned_memory(bytes);
+    return bytes + 64 <= size && granted < 0 ? local + (64 - (uintptr_t)local % 64) : (char *)aligned_memory(bytes);
 }
 static void free_scratch(char *memory, const char *local, size_t size) {
     if (memory < local || memory >= local + size) free_aligned(memory);

@@ -150,3 +150,77 @@ def test_multiprocessing(method, monkeypatch):
         for got in pool.map_async(compute, [0, 0, 0]).get(60):
             for a, b in zip(got, wanted, strict=True):
                 assert_same_bits(a, b)
+
+
+# What an interrupt leaves behind
+
+
+def interrupted_everywhere(call, state):
+    """Interrupt a call at each line of the package that it runs, in turn; `state()` is then as before or as after."""
+    wanted, n = None, 0
+    while True:
+        left = n
+
+        def trace(frame, event, argument):
+            nonlocal left
+            if "attnc" not in frame.f_code.co_filename:
+                return None
+            if event == "line":
+                left -= 1
+                if left == -1:
+                    raise KeyboardInterrupt
+            return trace
+
+        target = state(None)
+        before = state(target)
+        sys.settrace(trace)
+        try:
+            call(target)
+        except KeyboardInterrupt:
+            pass
+        else:
+            sys.settrace(None)
+            assert n > 20 and state(target) == wanted
+            return
+        finally:
+            sys.settrace(None)
+        if wanted is None:
+            complete = state(None)
+            call(complete)
+            wanted = state(complete)
+        assert state(target) in (before, wanted), f"interrupted at line {n} of the call"
+        n += 1
+
+
+def rows_of(x):
+    return [np.random.default_rng(7).standard_normal((2, 1, n, 4)).astype(np.float32) for n in (x, x)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("change", [
+    lambda cache: cache.append(*rows_of(3)), lambda cache: cache.append(*rows_of(3), lengths=[1, 3]),
+    lambda cache: cache.reorder([1, 0]), lambda cache: cache.truncate([4, 5]),
+], ids=["append", "append some", "reorder", "truncate"])
+def test_an_interrupted_cache_is_as_before_or_as_after(change, dtype):
+    def state(cache):
+        if cache is None:
+            cache = attnc.KVCache(2, 1, 4, capacity=6, dtype=dtype, window=(3, 0))
+            cache.append(*rows_of(5), lengths=[4, 5])
+            cache.append(*rows_of(1))
+            return cache
+        parts = (cache.keys, cache.values, cache.key_scales, cache.value_scales, cache.lengths, cache._oldest)
+        return [x.tobytes() for x in parts if x is not None]
+
+    interrupted_everywhere(change, state)
+
+
+def test_an_interrupted_state_is_as_before_or_as_after():
+    def state(found):
+        if found is None:
+            found = attnc.AttentionState(rows_of(3)[0])
+            found.update(*rows_of(5))
+            return found
+        result = found.result()
+        return found.kv_len, result.output.tobytes(), result.lse.tobytes()
+
+    interrupted_everywhere(lambda found: found.update(*rows_of(4)), state)

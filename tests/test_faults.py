@@ -1,0 +1,206 @@
+"""What all calls have in common: they bear refused memory, errors, each other, huge sizes, and leave nothing behind."""
+
+import gc
+import sys
+import threading
+
+import numpy as np
+import pytest
+from calls import all_calls, arrays_of
+from test_checks import WRONG, check
+from test_memory import resident
+
+import attnc
+from attnc import _isa
+
+NAMES = list(all_calls())
+WITHOUT_SCRATCH = {"merge_states"}      # NumPy alone
+
+
+def bits(found):
+    return [(x.dtype, x.shape, np.ascontiguousarray(x).tobytes()) for x in arrays_of(found)]
+
+
+def test_calls_give_what_they_should():
+    """Every public function that computes is among them, and each gives arrays that are the same twice."""
+    calls = all_calls()
+    for name in set(attnc.__all__) - {"AttentionGradients", "AttentionResult", "AttentionWeights", "alibi_slopes",
+                                      "explorer", "isa", "show_config", "get_num_threads", "set_num_threads",
+                                      "threads"}:
+        assert name in calls
+    for name, call in calls.items():
+        assert bits(call()) == bits(call()) != [], name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_refused_scratch_is_a_memory_error(isa, name):
+    """Whichever allocation of the kernels fails, the call says so, counts its threads down, and the next is right."""
+    call = all_calls()[name]
+    wanted, refused, threads = bits(call()), 0, attnc.get_num_threads()
+    try:
+        while refused < 100:
+            _isa.kernels.refuse_memory(refused)
+            try:
+                got = bits(call())
+            except MemoryError as error:
+                assert "no memory" in str(error)
+                assert not _isa.kernels.refuse_memory(-1), "the error was that of the hook"
+                assert bits(call()) == wanted
+                refused += 1
+            else:
+                assert _isa.kernels.refuse_memory(-1), "an allocation failed, and nobody said so"
+                break
+    finally:
+        _isa.kernels.refuse_memory(-1)
+    assert got == wanted and attnc.get_num_threads() == threads
+    assert (refused > 0) == (name not in WITHOUT_SCRATCH)
+
+
+def test_no_memory_anywhere(python):
+    """With hardly any address space left NumPy's allocations fail too: only MemoryError comes; then all is right."""
+    said = python("""
+import resource, sys
+sys.path.insert(0, "tests")
+import numpy as np, attnc
+from calls import all_calls, arrays_of
+calls = all_calls(q_len=200, kv_len=1500)
+small = all_calls()
+def run(calls, room):
+    failed = set()
+    with open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    for name, call in calls.items():
+        resource.setrlimit(resource.RLIMIT_AS, (size + room * 2**20, hard))
+        try:
+            call()
+        except MemoryError:
+            failed.add(name)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    return failed
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+run(calls, 1000)
+cushion = [bytearray(100_000) for _ in range(100)]      # for small things: where its buffers fail NumPy 2.4 crashes
+del cushion
+failed = set()
+for room in (0, 0, 1, 4):
+    failed |= run(calls, room)
+    run(small, room)
+wanted = [x.tobytes() for call in all_calls().values() for x in arrays_of(call())]
+assert wanted == [x.tobytes() for call in small.values() for x in arrays_of(call())]
+print(len(failed), len(calls))
+""", MALLOC_MMAP_THRESHOLD_="200000", MALLOC_TRIM_THRESHOLD_="100000000")     # large arrays go back when they are freed
+    failing, calls = map(int, said.split())
+    assert failing > calls // 6
+
+
+def states_of(calls):
+    return {name: bits(call()) for name, call in calls.items()}
+
+
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_reference_counts_after_errors(name):
+    """No error of an argument keeps a reference to any of them."""
+    _, arguments, _ = WRONG[name]
+    held = list(arguments.values())
+    call = attnc.attention if not {"stage"} & set(arguments) else attnc.attention_scores
+    full = {"query": check().query, "key": check().key, "value": check().value, **arguments}
+    if "stage" in arguments:
+        del full["value"]
+
+    def fails():
+        try:
+            call(**full)
+        except (TypeError, ValueError):
+            return
+        raise AssertionError("no error")
+
+    fails()
+    before = [sys.getrefcount(x) for x in held]
+    for _ in range(20):
+        fails()
+    gc.collect()
+    grown = [sys.getrefcount(x) - n for x, n in zip(held, before, strict=True)]
+    assert max(grown) < 10, grown        # None, True and small ints are held by others too
+
+
+def run_many(calls, times):
+    for _ in range(times):
+        for call in calls:
+            call()
+
+
+@pytest.mark.more
+def test_ten_thousand_calls_take_no_memory():
+    calls = list(all_calls(q_len=7, kv_len=40).values())
+    run_many(calls, 20)
+    gc.collect()
+    before = resident()
+    run_many(calls, 10_000 // len(calls) + 1)
+    gc.collect()
+    assert resident() - before < 2 * 2**20
+
+
+def race(workers, times):
+    """Python threads that make mixed calls, each in an order of its own; every result has the bits it has alone."""
+    calls = {**all_calls(), **{f"{name} 2": call for name, call in all_calls(1, 70, 300, "float16").items()}}
+    wanted, names, wrong = states_of(calls), list(calls), []
+    start = threading.Barrier(workers)
+
+    def work(seed):
+        random = np.random.default_rng(seed)
+        try:
+            start.wait()
+            for i in random.integers(len(names), size=times):
+                if bits(calls[names[i]]()) != wanted[names[i]]:
+                    raise AssertionError(names[i])
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[0]
+
+
+def test_mixed_calls_at_the_same_time(isa):
+    race(8, 40)
+
+
+@pytest.mark.more
+def test_mixed_calls_at_the_same_time_more(isa):
+    race(8, 1000)
+
+
+@pytest.mark.skipif(sys.maxsize < 2**40, reason="sizes of 64 bits")
+@pytest.mark.parametrize("n", [2**31 - 1, 2**31, 2**31 + 1, 2**40, 2**62])
+def test_huge_sizes_are_refused_or_right(isa, n):
+    """Views of one element with sizes at the ends of the integers: an array, or MemoryError or ValueError; at once."""
+    one = np.ones((1, 1), np.float32)
+    rows = {"length": (n, 1), "depth": (1, n)}
+    for name, shape in rows.items():
+        try:
+            x = np.broadcast_to(one, shape)
+        except ValueError:      # more than NumPy has
+            continue
+        tries = [lambda: attnc.attention(one, one, np.broadcast_to(one, (1, n)), want="weights")] * (n > 2**32)
+        if name == "length":
+            tries = [lambda x=x: attnc.attention_scores(x, x), lambda x=x: attnc.attention_weights(x, x, causal=True),
+                     lambda x=x: attnc.attention(x, x, x, want="weights"),
+                     lambda x=x: attnc.AttentionWeights(x, x).dense(),
+                     lambda x=x: attnc.AttentionWeights(x, x).head_mean()]
+        for call in tries:
+            with pytest.raises((MemoryError, ValueError)):
+                call()
+
+
+@pytest.mark.more
+def test_more_than_2_31_keys():
+    """Keys past 2**31, where an int would wrap."""
+    n = 2**31 + 70
+    keys = np.broadcast_to(np.float32(1), (n, 1))
+    got = attnc.attention(keys[:2], keys, keys, want="lse", kv_lengths=n - 3)
+    np.testing.assert_allclose(got.output, 1, rtol=1e-6)
+    np.testing.assert_allclose(got.lse, 1 + np.log(n - 3), rtol=1e-6)
