@@ -32,7 +32,7 @@ cdef extern from "tiles.h" nogil:
     enum: DIRECT_KEYS
     enum: DOT
     enum: HAS_DOT
-    enum: STRIP, ROW_KEPT, ROW_CHUNK
+    enum: STRIP, ROW_KEPT, ROW_CHUNK, ROW_IN_TURN, TOGETHER
 
     ctypedef struct Array:
         char* data
@@ -185,8 +185,8 @@ cdef extern from "tiles.h" nogil:
     ctypedef struct RowOp:
         Array x, out, where, y
         Batch batch
-        Py_ssize_t rows, n, columns, strip
-        int type, logarithm
+        Py_ssize_t rows, n, columns, strip, lead
+        int type, logarithm, stream
 
     ctypedef struct Tile:
         int real, panel, lanes, packed

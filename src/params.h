@@ -68,14 +68,19 @@ typedef struct {
     Batch batch;
     ix rows, n;
     ix columns;                  /* that many rows at a time are neighbours in memory while their elements are not; or 0 */
-    ix strip;                    /* vectors of such rows that are worked on at a time */
+    ix strip;                    /* vectors of such rows that are worked on at a time, */
+    ix lead;                     /* after so many rows at first, behind which out is at a border of lines */
     int type, logarithm;
+    int stream;                  /* out is written past the caches: it is too large to stay there */
 } RowOp;
 
 enum {
     ROW_KEPT = 64 * 1024,        /* bytes of a row's powers that are kept until their sum is known, */
     ROW_CHUNK = 16 * 1024,       /* and of a part of a row that is too long for that: it is to stay in L1 */
-    STRIP = 4                    /* most vectors of such rows: four lines of memory */
+    ROW_SHORT = 1024,            /* bytes up to which rows are worked on side by side, */
+    TOGETHER = 4,                /* so many, */
+    ROW_IN_TURN = 4096,          /* and up to which one is written while the next is summed; 8192: 30 % slower */
+    STRIP = 8                    /* most vectors of rows whose elements lie apart; 4 and 16 are 20 % slower */
 };
 
 /* Offset in bytes of batch element b. */

@@ -12,12 +12,24 @@ cdef struct RowWork:
 cdef enum:
     ROW_TASK = 65536                   # elements of a task, about 15 microseconds of work
     LEAST_PARALLEL_ROWS = 2 * 65536    # elements below which a call stays on one thread: two tasks, 28 microseconds
-    STRIP_BYTES = 2048 * 1024        # of the elements of a strip; (8192, 4096) takes twice as long with strips of 512 K
+    STRIP_BYTES = 1024 * 1024          # of the elements of a strip, as far as that leaves it
+    LEAST_STRIP = 4                    # vectors: (8192, 4096) takes twice as long with two
+    STREAM_BYTES = 32 * 1024 * 1024    # of input and output, beyond which the output of columns passes the caches by
+
+
+cdef Py_ssize_t size_of(RowOp* op) noexcept nogil:
+    return 4 if op.x.dtype == F32 else 8 if op.x.dtype == F64 else 2
+
+
+cdef Py_ssize_t lead_of(RowOp* op) noexcept nogil:
+    """Columns in front of the first that begins a line of out, if it does so in each row."""
+    cdef Py_ssize_t past = <Py_ssize_t> op.out.data & 63
+    return (64 - past) // size_of(op) if past and past % size_of(op) == 0 and op.out.col % 64 == 0 else 0
 
 
 cdef Py_ssize_t columns_of(RowOp* op) noexcept nogil:
     """The length of the last batch axis, if elements are neighbours along it and not along the row; or 0."""
-    cdef Py_ssize_t n = op.x.n_batch, size = 4 if op.x.dtype == F32 else 8 if op.x.dtype == F64 else 2
+    cdef Py_ssize_t n = op.x.n_batch, size = size_of(op)
     if n == 0 or op.x.col == size and op.out.col == size:
         return 0
     if op.x.strides[n - 1] != size or op.out.strides[n - 1] != size:
@@ -33,13 +45,18 @@ cdef void divide_rows(RowWork* w, int threads) noexcept nogil:
     cdef Py_ssize_t kept = op.n if op.n * real <= ROW_KEPT else ROW_CHUNK // real
     if op.columns == 0:
         w.pieces, w.of_a_task = op.rows, most(1, ROW_TASK // op.n)
-        w.scratch_bytes = 2 * round_up(kept, lanes) * real
+        w.scratch_bytes = (TOGETHER + 1 if kept * real <= ROW_IN_TURN else 2) * round_up(kept, lanes) * real
         return
-    op.strip = most(1, least(STRIP, STRIP_BYTES // (kept * lanes * real)))
+    op.strip = STRIP
+    while op.strip > LEAST_STRIP and op.strip * kept * lanes * real > STRIP_BYTES:
+        op.strip //= 2
     while op.strip > 1 and op.rows < 2 * threads * op.strip * lanes:
         op.strip //= 2
-    w.pieces = op.rows // op.columns * ceil_div(op.columns, op.strip * lanes)
-    w.of_a_task = most(1, ROW_TASK // (op.n * op.strip * lanes))
+    op.lead = least(lead_of(op), op.columns) if op.columns > 2 * op.strip * lanes else 0
+    op.stream = op.x.data != op.out.data and op.rows * op.n > STREAM_BYTES // (2 * size_of(op))
+    w.pieces = op.rows // op.columns * (ceil_div(op.columns - op.lead, op.strip * lanes) + (op.lead > 0))
+    # A long call's tasks hold several strips: one is read while the one before is written.
+    w.of_a_task = most(least(16, w.pieces // (4 * threads)), most(1, ROW_TASK // (op.n * op.strip * lanes)))
     w.scratch_bytes = kept * op.strip * lanes * real
 
 

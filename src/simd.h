@@ -86,6 +86,39 @@ INLINE void vf_store_bf16(uint16_t *p, vf v) {
 #include "simd/base.h"
 #endif
 
+/* To bfloat16 where subnormal results need not be told from 0: one instruction instead of eight */
+#if BF16_DOT
+INLINE void vf_narrow_bf16(uint16_t *p, vf v) { vf_store_pairs(p, v); }
+#else
+INLINE void vf_narrow_bf16(uint16_t *p, vf v) { vf_store_bf16(p, v); }
+#endif
+
+/* Stores of whole aligned vectors past the caches, which do not read the line first; stream_end() orders them before
+ * what follows. */
+#if defined(__AVX512F__)
+INLINE void vf_stream(float *p, vf v) { _mm512_stream_ps(p, (__m512)v); }
+INLINE void vd_stream(double *p, vd v) { _mm512_stream_pd(p, (__m512d)v); }
+INLINE void vh_stream(uint16_t *p, vh v) { _mm256_stream_si256((__m256i *)p, (__m256i)v); }
+#elif defined(__AVX2__)
+INLINE void vf_stream(float *p, vf v) { _mm256_stream_ps(p, (__m256)v); }
+INLINE void vd_stream(double *p, vd v) { _mm256_stream_pd(p, (__m256d)v); }
+INLINE void vh_stream(uint16_t *p, vh v) { _mm_stream_si128((__m128i *)p, (__m128i)v); }
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+INLINE void vf_stream(float *p, vf v) { _mm_stream_ps(p, (__m128)v); }
+INLINE void vd_stream(double *p, vd v) { _mm_stream_pd(p, (__m128d)v); }
+INLINE void vh_stream(uint16_t *p, vh v) { memcpy(p, &v, sizeof v); }
+#else
+INLINE void vf_stream(float *p, vf v) { vf_store(p, v); }
+INLINE void vd_stream(double *p, vd v) { vd_store(p, v); }
+INLINE void vh_stream(uint16_t *p, vh v) { memcpy(p, &v, sizeof v); }
+#endif
+#if defined(__SSE2__)
+INLINE void stream_end(void) { _mm_sfence(); }
+#else
+INLINE void stream_end(void) {}
+#endif
+
 /* The floating-point state of a thread: round to nearest, subnumbers kept, nothing trapped, and given back as it was,
  * flags included (pool threads may hold a stale one, and a caller may have set flush-to-zero). */
 #if defined(__SSE2__)

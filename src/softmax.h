@@ -29,11 +29,26 @@ INLINE VEC T(get)(const char *x, int dtype, ix i) {
 INLINE void T(put)(char *x, int dtype, ix i, VEC v) {
 #if REAL_BITS == 32
     if (dtype == F16) { vf_store_f16((uint16_t *)x + i, v); return; }
-    if (dtype == BF16) { vf_store_bf16((uint16_t *)x + i, v); return; }
+    if (dtype == BF16) { vf_narrow_bf16((uint16_t *)x + i, v); return; }
 #else
     (void)dtype;
 #endif
     V(storeu)((REAL *)x + i, v);
+}
+
+/* put() past the caches; x + i is a border of so many bytes. */
+INLINE void T(stream)(char *x, int dtype, ix i, VEC v) {
+#if REAL_BITS == 32
+    if (dtype != F32) {
+        vh half;
+        T(put)((char *)&half, dtype, 0, v);
+        vh_stream((uint16_t *)x + i, half);
+        return;
+    }
+#else
+    (void)dtype;
+#endif
+    V(stream)((REAL *)x + i, v);
 }
 
 /* Call f with the dtype as a constant, so that its loop is compiled for each. */
@@ -129,6 +144,44 @@ INLINE void T(results)(int dtype, const char *x, const REAL *e, ix n, REAL top, 
 #undef FROM_X
 #undef FROM_E
 
+/* A row whose sum is known: its results are written while the powers of the next are formed, so that neither a store nor
+ * a row waits for the row before (a row of 1024 alone: 125 of 700 cycles). */
+typedef struct { const char *x; const REAL *e; char *out; REAL top, by; } T(Closed);
+
+/* add_powers() of a row, and results() of the closed one before. */
+INLINE void T(powers_and_results)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e,
+                                  const char *next, const T(Closed) *c, int logarithm) {
+    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2;
+    const VEC s = V(set1)(shift), s_closed = V(set1)(T(shift_of)(c->top)), factor = V(set1)(c->by);
+#define RESULT(i) (logarithm ? (T(get)(c->x, dtype, i) - s_closed) - factor : V(loadu)(c->e + (i)) * factor)
+    const VEC last = RESULT(n - LANES);
+    for (ix i = 0; i < n; ) {
+        const ix stop = least(i + SUMMED, n);
+        VEC part = V(set1)(0);
+        for (; i + LANES <= stop; i += LANES) {
+            VEC p = T(power)(T(get)(x, dtype, i), s);
+            part += p;
+            if (!logarithm) V(storeu)(e + i, p);
+            T(put)(c->out, dtype, i, RESULT(i));
+            __builtin_prefetch(next + i * size);
+        }
+        if (i < stop) {
+            VEC p = T(power)(T(get)(x, dtype, n - LANES), s);
+            part += V(keep_bits)(p, ~0u << (LANES - (n - i)), V(set1)(0));
+            if (!logarithm) V(storeu)(e + n - LANES, p);
+            i = n;
+        }
+        T(add_exactly)(sum, low, V(sum)(part));
+    }
+    T(put)(c->out, dtype, n - LANES, last);
+#undef RESULT
+}
+static void T(row_powers_and_results)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e,
+                                      const char *next, const T(Closed) *c, int logarithm) {
+    if (logarithm) WITH_DTYPE(dtype, T(powers_and_results), x, n, shift, sum, low, e, next, c, 1);
+    else WITH_DTYPE(dtype, T(powers_and_results), x, n, shift, sum, low, e, next, c, 0);
+}
+
 static REAL T(row_peak)(int dtype, const char *x, ix n) { return WITH_DTYPE(dtype, T(peak_of), x, n); }
 static void T(row_powers)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e,
                           const char *next) {
@@ -136,6 +189,46 @@ static void T(row_powers)(int dtype, const char *x, ix n, REAL shift, double *su
 }
 static void T(row_results)(int dtype, const char *x, const REAL *e, ix n, REAL top, REAL by, int logarithm, char *out) {
     WITH_DTYPE(dtype, T(results), x, e, n, top, by, logarithm, out);
+}
+
+/* Maxima and powers of TOGETHER rows side by side, each in the order of those above: a row alone waits, 125 cycles, for
+ * its maximum, for the sum of a last vector and for a division. Powers of row r are kept from e + r * n on. */
+INLINE void T(add_rows)(int dtype, const char *x, ix step, ix n, REAL *top, double *sum, REAL *e) {
+    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2;
+    VEC high[TOGETHER], shift[TOGETHER];
+    double low[TOGETHER] = {0};
+    UNROLL for (ix r = 0; r < TOGETHER; r++) high[r] = T(get)(x + r * step, dtype, n - LANES);
+    for (ix i = 0; i + LANES <= n; i += LANES)
+        UNROLL for (ix r = 0; r < TOGETHER; r++) high[r] = V(max)(T(get)(x + r * step, dtype, i), high[r]);
+    UNROLL for (ix r = 0; r < TOGETHER; r++) {
+        top[r] = V(largest)(V(max)(high[r], V(set1)(-INFINITY)));
+        shift[r] = V(set1)(T(shift_of)(top[r]));
+        sum[r] = 0;
+    }
+    for (ix i = 0; i < n; ) {
+        const ix stop = least(i + SUMMED, n);
+        VEC part[TOGETHER] = {{0}};
+        for (; i + LANES <= stop; i += LANES)
+            UNROLL for (ix r = 0; r < TOGETHER; r++) {
+                VEC p = T(power)(T(get)(x + r * step, dtype, i), shift[r]);
+                part[r] += p;
+                if (e) V(storeu)(e + r * n + i, p);
+                __builtin_prefetch(x + (r + TOGETHER) * step + i * size);
+            }
+        if (i < stop) {
+            UNROLL for (ix r = 0; r < TOGETHER; r++) {
+                VEC p = T(power)(T(get)(x + r * step, dtype, n - LANES), shift[r]);
+                part[r] += V(keep_bits)(p, ~0u << (LANES - (n - i)), V(set1)(0));
+                if (e) V(storeu)(e + r * n + n - LANES, p);
+            }
+            i = n;
+        }
+        UNROLL for (ix r = 0; r < TOGETHER; r++) T(add_exactly)(&sum[r], &low[r], V(sum)(part[r]));
+    }
+    UNROLL for (ix r = 0; r < TOGETHER; r++) sum[r] += low[r];
+}
+static void T(rows_powers)(int dtype, const char *x, ix step, ix n, REAL *top, double *sum, REAL *e) {
+    WITH_DTYPE(dtype, T(add_rows), x, step, n, top, sum, e);
 }
 
 /* A row of user memory whose elements are neighbours is worked on in place; others, parts with `where` and those
@@ -156,12 +249,22 @@ static const char *T(open_part)(const RowOp *op, const char *x, const char *wher
     return (const char *)(line - fill);
 }
 
+/* store_row() with the conversion of put(). */
+static void T(store_line)(const REAL *line, ix n, char *out, ix stride, int dtype) {
+    char half[LANES * sizeof(REAL)];
+    for (ix i = 0; dtype == BF16 && i < n; i += LANES) {
+        T(put)(half, BF16, 0, V(loadu)(line + i));
+        for (ix j = 0; j < least(LANES, n - i); j++) memcpy(out + (i + j) * stride, half + 2 * j, 2);
+    }
+    if (dtype != BF16) T(store_row)(line, n, out, stride, dtype);
+}
+
 static void T(close_part)(const RowOp *op, char *out, const char *where, ix first, ix n, REAL *line) {
     line += most(0, LANES - n);
     if (where)
         for (ix j = 0; j < n; j++)
             if (!where[(first + j) * op->where.col]) line[j] = op->logarithm ? -INFINITY : 0;
-    T(store_row)(line, n, out + first * op->out.col, op->out.col, op->out.dtype);
+    T(store_line)(line, n, out + first * op->out.col, op->out.col, op->out.dtype);
 }
 
 static void T(softmax_row)(const RowOp *op, const char *x, const char *where, char *out, const char *next, REAL *e,
@@ -191,21 +294,54 @@ static void T(softmax_row)(const RowOp *op, const char *x, const char *where, ch
     }
 }
 
+static void T(softmax_together)(const RowOp *op, const char *x, ix step, char *out, ix out_step, REAL *e) {
+    REAL top[TOGETHER], factor[TOGETHER];
+    double sum[TOGETHER];
+    if (op->logarithm) e = NULL;
+    T(rows_powers)(op->x.dtype, x, step, op->n, top, sum, e);
+    for (ix r = 0; r < TOGETHER; r++) factor[r] = T(factor_of)(sum[r], op->logarithm);
+    for (ix r = 0; r < TOGETHER; r++)
+        T(row_results)(op->x.dtype, x + r * step, e ? e + r * op->n : NULL, op->n, top[r], factor[r], op->logarithm,
+                       out + r * out_step);
+}
+
+/* Rows in place, whose powers are kept, one after another. */
+static void T(softmax_in_turn)(const RowOp *op, const char *x, ix step, char *out, ix out_step, ix rows, REAL *e) {
+    const ix n = op->n;
+    const int dtype = op->x.dtype, logarithm = op->logarithm;
+    T(Closed) c = {0};
+    for (ix k = 0; k < rows; k++, x += step, out += out_step) {
+        REAL *kept = logarithm ? NULL : e + (k & 1) * round_up(n, LANES);
+        double sum = 0, low = 0;
+        const REAL top = T(row_peak)(dtype, x, n), shift = T(shift_of)(top);
+        if (k) T(row_powers_and_results)(dtype, x, n, shift, &sum, &low, kept, x + step, &c, logarithm);
+        else T(row_powers)(dtype, x, n, shift, &sum, &low, kept, x + step);
+        c = (T(Closed)){x, kept, out, top, T(factor_of)(sum + low, logarithm)};
+    }
+    if (rows) T(row_results)(dtype, c.x, c.e, n, c.top, c.by, logarithm, c.out);
+}
+
 /* Bytes from a row to the next along the last batch axis. */
 INLINE ix T(row_step)(const Array *a) {
     return a->data && a->n_batch && a->shape[a->n_batch - 1] != 1 ? a->strides[a->n_batch - 1] : 0;
 }
 
 static void T(softmax_rows)(const RowOp *op, ix from, ix to, void *scratch) {
-    REAL *e = scratch, *line = e + round_up(T(chunk_of)(op->n), LANES);
+    REAL *line = scratch, *e = line + round_up(T(chunk_of)(op->n), LANES);
     const ix length = op->batch.n ? op->batch.shape[op->batch.n - 1] : 1;
+    const int together = op->n * (ix)sizeof(REAL) <= ROW_SHORT && T(in_place)(op, op->n);
+    const int in_turn = op->n * (ix)sizeof(REAL) <= ROW_IN_TURN && T(in_place)(op, op->n);
     const ix step = T(row_step)(&op->x), out_step = T(row_step)(&op->out), where_step = T(row_step)(&op->where);
     for (ix i = from, run; i < to; i += run) {
         const char *x = op->x.data + batch_offset(&op->x, &op->batch, i);
         const char *where = op->where.data ? op->where.data + batch_offset(&op->where, &op->batch, i) : NULL;
         char *out = op->out.data + batch_offset(&op->out, &op->batch, i);
         run = least(to - i, length - i % length);
-        for (ix k = 0; k < run; k++, x += step, out += out_step, where += where_step)
+        ix k = 0;
+        for (; together && k + TOGETHER <= run; k += TOGETHER, x += TOGETHER * step, out += TOGETHER * out_step)
+            T(softmax_together)(op, x, step, out, out_step, e);
+        if (in_turn) T(softmax_in_turn)(op, x, step, out, out_step, run - k, e);
+        else for (; k < run; k++, x += step, out += out_step, where += where_step)
             T(softmax_row)(op, x, where, out, x + step, e, line);
     }
 }

@@ -3,14 +3,15 @@
  * Vectors go across LANES rows ("columns"), up to STRIP of them at a time; a row has the bits that softmax.h gives it. */
 
 #define STRIP_LANES (STRIP * LANES)
+#define AHEAD 8          /* rows that are fetched before they are read: each lies on a page of its own */
 
-/* Columns in work: LANES of them are a group, whose elements (then powers) follow one another in `kept`. */
+/* Columns in work: LANES of them are a group; row by row their elements, then powers, are in `kept`. */
 typedef struct {
     const char *x, *where;
     char *out;
     ix columns, groups;
     REAL *kept;
-    REAL top[STRIP_LANES];
+    REAL peak[STRIP_LANES], top[STRIP_LANES];
     double sum[STRIP_LANES], low[STRIP_LANES];
 } T(Strip);
 
@@ -30,57 +31,63 @@ INLINE VEC T(keep_where)(const RowOp *op, const T(Strip) *s, ix i, ix g, ix vali
         else WITH_DTYPE(dtype, f, s->groups, 1); \
     } while (0)
 
-/* Elements first .. first + n of all columns to `kept`, -inf where excluded; their maxima to `peak`. */
-INLINE void T(load_columns)(int dtype, const RowOp *op, const T(Strip) *s, ix first, ix n, ix groups, int plain,
-                            REAL *peak) {
-    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2, step = op->x.col;
-    const char *x = s->x + first * step;
-    REAL *kept = s->kept;
-    VEC high[STRIP];
-    for (ix g = 0; g < groups; g++) high[g] = V(set1)(-INFINITY);
-    for (ix i = 0; i < n; i++, x += step) {
-        for (ix g = 0; g < groups; g++) {
-            const ix valid = plain ? LANES : least(LANES, s->columns - g * LANES);
-            VEC v;
-            if (valid == LANES) v = T(get)(x, dtype, g * LANES);
-            else {
-                REAL line[LANES] = {0};
-                T(load_row)(x + g * LANES * size, size, dtype, valid, line);
-                v = V(loadu)(line);
-            }
-            if (!plain && s->where) v = T(keep_where)(op, s, first + i, g, valid, v, -INFINITY);
-            V(store)(kept + (g * n + i) * LANES, v);
-            high[g] = V(max)(v, high[g]);
+/* Row i of the strip to `kept`, -inf where excluded; the maxima so far are raised. */
+INLINE void T(load_line)(int dtype, const RowOp *op, const T(Strip) *s, ix i, ix groups, int plain, REAL *kept,
+                         VEC *high) {
+    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2;
+    const char *x = s->x + i * op->x.col;
+    for (ix g = 0; g < groups; g++) {
+        const ix valid = plain ? LANES : least(LANES, s->columns - g * LANES);
+        VEC v;
+        if (valid == LANES) v = T(get)(x, dtype, g * LANES);
+        else {
+            REAL line[LANES] = {0};
+            T(load_row)(x + g * LANES * size, size, dtype, valid, line);
+            v = V(loadu)(line);
         }
-        for (ix at = 0; at < groups * LANES * size; at += 64) __builtin_prefetch(x + groups * LANES * size + at);   /* next */
+        if (!plain && s->where) v = T(keep_where)(op, s, i, g, valid, v, -INFINITY);
+        V(store)(kept + g * LANES, v);
+        high[g] = V(max)(v, high[g]);
     }
-    for (ix g = 0; g < groups; g++) V(storeu)(peak + g * LANES, high[g]);
 }
 
-#define LOAD(dtype, groups, plain) T(load_columns)(dtype, op, s, first, n, groups, plain, peak)
-static void T(load_strip)(int dtype, const RowOp *op, const T(Strip) *s, ix first, ix n, REAL *peak) {
+/* Elements first .. first + n of all columns to `kept`; their maxima to s->peak. */
+INLINE void T(load_columns)(int dtype, const RowOp *op, T(Strip) *s, ix first, ix n, ix groups, int plain) {
+    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2;
+    VEC high[STRIP];
+    for (ix g = 0; g < groups; g++) high[g] = V(set1)(-INFINITY);
+    for (ix i = 0; i < n; i++) {
+        const char *ahead = s->x + (first + i + AHEAD) * op->x.col;
+        for (ix at = 0; i + AHEAD < n && at < groups * LANES * size; at += 64)
+            __builtin_prefetch(ahead + at);
+        T(load_line)(dtype, op, s, first + i, groups, plain, s->kept + i * groups * LANES, high);
+    }
+    for (ix g = 0; g < groups; g++) V(storeu)(s->peak + g * LANES, high[g]);
+}
+
+#define LOAD(dtype, groups, plain) T(load_columns)(dtype, op, s, first, n, groups, plain)
+static void T(load_strip)(int dtype, const RowOp *op, T(Strip) *s, ix first, ix n) {
     WITH_GROUPS(dtype, LOAD);
 }
 #undef LOAD
 
-/* Add the powers of n elements of a group to its sums, each column in the order of softmax.h; keep them if asked. */
-static void T(add_columns)(REAL *x, ix n, const REAL *top, double *sum, double *low, int keep) {
-    VEC shift = {0}, part[LANES];
+/* Add the powers of n elements of a group, `step` apart, to its sums, each column in the order of softmax.h; keep them if
+ * asked. */
+static void T(add_columns)(REAL *x, ix step, ix n, const REAL *top, double *sum, double *low, int keep) {
+    VEC shift = {0};
     for (ix c = 0; c < LANES; c++) shift[c] = T(shift_of)(top[c]);
     for (ix i = 0; i < n; i += SUMMED) {
         const ix stop = least(i + SUMMED, n), full = i + (stop - i) / LANES * LANES;
-        for (ix l = 0; l < LANES; l++) {
-            VEC total = V(set1)(0);
-            for (ix k = i + l; k < full; k += LANES) {
-                VEC p = T(power)(V(load)(x + k * LANES), shift);
-                if (keep) V(store)(x + k * LANES, p);
-                total += p;
+        VEC part[LANES] = {{0}};
+        for (ix k = i; k < full; k += LANES)
+            UNROLL for (ix l = 0; l < LANES; l++) {
+                VEC p = T(power)(V(load)(x + (k + l) * step), shift);
+                if (keep) V(store)(x + (k + l) * step, p);
+                part[l] += p;
             }
-            part[l] = total;
-        }
         for (ix k = full; k < stop; k++) {
-            VEC p = T(power)(V(load)(x + k * LANES), shift);
-            if (keep) V(store)(x + k * LANES, p);
+            VEC p = T(power)(V(load)(x + k * step), shift);
+            if (keep) V(store)(x + k * step, p);
             part[LANES - (stop - k)] += p;
         }
         for (ix half = LANES / 2; half; half /= 2)
@@ -89,75 +96,101 @@ static void T(add_columns)(REAL *x, ix n, const REAL *top, double *sum, double *
     }
 }
 
-/* Results of elements first .. first + n: from their powers, or from the elements, whichever `kept` holds. */
+/* Results of elements first .. first + n: from their powers, or from the elements, whichever `kept` holds. The lines of
+ * `next`, a like strip or NULL, are loaded into the places that become free: reading and writing go on at once. */
 INLINE void T(store_columns)(int dtype, const RowOp *op, const T(Strip) *s, ix first, ix n, ix groups, int plain,
-                             const REAL *by, int powers) {
+                             const REAL *by, int powers, T(Strip) *next) {
     const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2, step = op->out.col;
     const int logarithm = op->logarithm;
-    const REAL *kept = s->kept;
+    REAL *kept = s->kept, shifts[STRIP_LANES];
+    const int stream = op->stream && (uintptr_t)s->out % (LANES * size) == 0 && step % (LANES * size) == 0;
     char *out = s->out + first * step;
-    REAL shifts[STRIP_LANES];
-    VEC shift[STRIP], factor[STRIP];
+    VEC shift[STRIP], factor[STRIP], high[STRIP];
     for (ix c = 0; c < groups * LANES; c++) shifts[c] = T(shift_of)(s->top[c]);
-    for (ix g = 0; g < groups; g++) shift[g] = V(loadu)(shifts + g * LANES), factor[g] = V(loadu)(by + g * LANES);
-    for (ix i = 0; i < n; i++, out += step)
+    for (ix g = 0; g < groups; g++) {
+        shift[g] = V(loadu)(shifts + g * LANES), factor[g] = V(loadu)(by + g * LANES);
+        high[g] = V(set1)(-INFINITY);
+    }
+    for (ix i = 0; i < n; i++, out += step, kept += groups * LANES) {
+        if (next && i + AHEAD < n)
+            for (ix at = 0; at < groups * LANES * size; at += 64)
+                __builtin_prefetch(next->x + (i + AHEAD) * op->x.col + at);
         for (ix g = 0; g < groups; g++) {
             const ix valid = plain ? LANES : least(LANES, s->columns - g * LANES);
-            VEC v = V(load)(kept + (g * n + i) * LANES);
+            VEC v = V(load)(kept + g * LANES);
             if (logarithm) v = (v - shift[g]) - factor[g];
             else v = (powers ? v : T(power)(v, shift[g])) * factor[g];
             if (!plain && s->where) v = T(keep_where)(op, s, first + i, g, valid, v, logarithm ? -INFINITY : 0);
-            if (valid == LANES) T(put)(out, dtype, g * LANES, v);
+            if (valid == LANES && stream) T(stream)(out, dtype, g * LANES, v);
+            else if (valid == LANES) T(put)(out, dtype, g * LANES, v);
             else {
                 REAL line[LANES];
-                V(storeu)(line, v);
-                T(store_row)(line, valid, out + g * LANES * size, size, dtype);
+                T(put)((char *)line, dtype, 0, v);
+                memcpy(out + g * LANES * size, line, (size_t)(valid * size));
             }
         }
+        if (next) T(load_line)(dtype, op, next, i, groups, plain, kept, high);
+    }
+    if (next)
+        for (ix g = 0; g < groups; g++) V(storeu)(next->peak + g * LANES, high[g]);
 }
 
-#define STORE(dtype, groups, plain) T(store_columns)(dtype, op, s, first, n, groups, plain, by, powers)
-static void T(store_strip)(int dtype, const RowOp *op, const T(Strip) *s, ix first, ix n, const REAL *by, int powers) {
+#define STORE(dtype, groups, plain) T(store_columns)(dtype, op, s, first, n, groups, plain, by, powers, next)
+static void T(store_strip)(int dtype, const RowOp *op, const T(Strip) *s, ix first, ix n, const REAL *by, int powers,
+                           T(Strip) *next) {
     WITH_GROUPS(dtype, STORE);
 }
 #undef STORE
 
-static void T(softmax_strip)(const RowOp *op, T(Strip) *s) {
+/* The softmax of a strip; if it is `loaded`, its only chunk is in `kept`, and so is that of `next` then, unless NULL. */
+static void T(softmax_strip)(const RowOp *op, T(Strip) *s, int loaded, T(Strip) *next) {
     const ix n = op->n, chunk = T(chunk_of)(n), columns = s->groups * LANES;
     const int dtype = op->x.dtype, powers = chunk == n && !op->logarithm;
-    REAL peak[STRIP_LANES], factor[STRIP_LANES];
+    REAL factor[STRIP_LANES];
     for (ix c = 0; c < columns; c++) s->top[c] = -INFINITY, s->sum[c] = s->low[c] = 0;
     for (ix first = 0; first < n; first += chunk) {
         const ix m = least(chunk, n - first);
-        T(load_strip)(dtype, op, s, first, m, peak);
-        for (ix c = 0; c < columns; c++) T(raise_top)(&s->top[c], peak[c], &s->sum[c], &s->low[c]);
+        if (!loaded) T(load_strip)(dtype, op, s, first, m);
+        for (ix c = 0; c < columns; c++) T(raise_top)(&s->top[c], s->peak[c], &s->sum[c], &s->low[c]);
         for (ix g = 0; g < s->groups; g++)
-            T(add_columns)(s->kept + g * m * LANES, m, s->top + g * LANES, s->sum + g * LANES, s->low + g * LANES,
+            T(add_columns)(s->kept + g * LANES, columns, m, s->top + g * LANES, s->sum + g * LANES, s->low + g * LANES,
                            powers);
     }
     for (ix c = 0; c < columns; c++) factor[c] = T(factor_of)(s->sum[c] + s->low[c], op->logarithm);
     for (ix first = 0; first < n; first += chunk) {
         const ix m = least(chunk, n - first);
-        if (chunk < n) T(load_strip)(dtype, op, s, first, m, peak);
-        T(store_strip)(dtype, op, s, first, m, factor, powers);
+        if (chunk < n) T(load_strip)(dtype, op, s, first, m);
+        T(store_strip)(dtype, op, s, first, m, factor, powers, next);
     }
+}
+
+static void T(open_strip)(const RowOp *op, ix i, T(Strip) *s) {
+    const ix wide = op->strip * LANES, lead = op->lead, strips = ceil_div(op->columns - lead, wide) + (lead > 0);
+    const ix k = i % strips, first = lead ? most(0, lead + (k - 1) * wide) : k * wide;
+    const ix row = i / strips * op->columns + first;
+    s->columns = lead && k == 0 ? lead : least(wide, op->columns - first);
+    s->groups = ceil_div(s->columns, LANES);
+    s->x = op->x.data + batch_offset(&op->x, &op->batch, row);
+    s->out = op->out.data + batch_offset(&op->out, &op->batch, row);
+    s->where = op->where.data ? op->where.data + batch_offset(&op->where, &op->batch, row) : NULL;
 }
 
 /* Strips from .. to of all: those of one set of columns are neighbours. */
 static void T(softmax_strips)(const RowOp *op, ix from, ix to, void *scratch) {
-    const ix wide = op->strip * LANES, strips = ceil_div(op->columns, wide);
-    T(Strip) s;
-    s.kept = scratch;
+    T(Strip) pair[2], *s = pair, *next = pair + 1;
+    int loaded = 0;
+    pair[0].kept = pair[1].kept = scratch;
+    T(open_strip)(op, from, s);
     for (ix i = from; i < to; i++) {
-        const ix first = i % strips * wide, row = i / strips * op->columns + first;
-        s.columns = least(wide, op->columns - first);
-        s.groups = ceil_div(s.columns, LANES);
-        s.x = op->x.data + batch_offset(&op->x, &op->batch, row);
-        s.out = op->out.data + batch_offset(&op->out, &op->batch, row);
-        s.where = op->where.data ? op->where.data + batch_offset(&op->where, &op->batch, row) : NULL;
-        T(softmax_strip)(op, &s);
+        if (i + 1 < to) T(open_strip)(op, i + 1, next);
+        const int like = i + 1 < to && next->columns == s->columns && T(chunk_of)(op->n) == op->n;
+        T(softmax_strip)(op, s, loaded, like ? next : NULL);
+        T(Strip) *done = s;
+        s = next, next = done, loaded = like;
     }
+    if (op->stream) stream_end();
 }
 
 #undef STRIP_LANES
+#undef AHEAD
 #undef WITH_GROUPS

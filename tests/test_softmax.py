@@ -133,6 +133,43 @@ def test_columns_have_the_bits_of_rows(isa, dtype, n, seed):
             assert fast(x, 1, out=x) is x and x.tobytes() == wanted.tobytes()
 
 
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_side_by_side_and_in_turn_have_the_bits_of_one_alone(isa, function, dtype, seed):
+    """Short rows are taken four at a time, longer ones while the one before is written, the longest alone."""
+    random, fast = np.random.default_rng(seed), getattr(attnc, function)
+    for n in (16, 37, 64, 129, 256, 300, 511, 1000, 1024, 1030, 2100):
+        x = normal(random, (11, n), dtype) * dtype_of(dtype).type(6)
+        x[3, n // 2], x[5], x[6, 1] = np.nan, -np.inf, np.inf
+        wanted = np.stack([fast(row) for row in x])
+        strided = np.empty((11, 2 * n), x.dtype)[:, ::2]
+        for got in (fast(x), fast(x[::-1])[::-1], fast(x[:7]), fast(x[2:]), fast(x, out=strided), fast(x, out=x)):
+            first = 2 if len(got) == 9 else 0
+            np.testing.assert_array_equal(got.astype(float), wanted[first:first + len(got)].astype(float))
+
+
+def test_subnormal_results_do_not_depend_on_strides(isa):
+    x = np.zeros((40, 40), dtype_of("bfloat16"))
+    x[:, ::3] = np.linspace(-88, -84, 40)[:, None]
+    wanted = np.stack([attnc.softmax(row) for row in x]).tobytes()
+    assert attnc.softmax(x).tobytes() == wanted and attnc.softmax(np.asfortranarray(x)).tobytes() == wanted
+    out = np.empty((40, 80), x.dtype)[:, ::2]
+    assert attnc.softmax(x, out=out).tobytes() == wanted
+    assert attnc.softmax(x, where=np.True_).tobytes() == wanted
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_columns_out_of_cache_have_the_bits_of_rows(isa, dtype, seed):
+    """They are written past the caches, wherever the array begins, a strip while the next is read."""
+    x = normal(np.random.default_rng(seed), (33, 2**19 // dtype_of(dtype).itemsize), dtype)
+    wanted = attnc.softmax(np.ascontiguousarray(x.T), num_threads=1).T.astype(x.dtype, order="C").tobytes()
+    buffer = np.empty(x.nbytes + 128, np.uint8)
+    for offset in (0, 16, 24, 1):
+        out = buffer[-buffer.ctypes.data % 64 + offset:][:x.nbytes].view(x.dtype).reshape(x.shape)
+        assert attnc.softmax(x, 0, out=out, num_threads=1 + offset % 3).tobytes() == wanted
+    assert attnc.softmax(x, 0, out=x, num_threads=1).tobytes() == wanted
+
+
 def test_rows_have_the_same_bits_for_any_number_of_threads_and_mates(isa, seed):
     x = normal(np.random.default_rng(seed), (300, 1001))
     for function in FUNCTIONS:
