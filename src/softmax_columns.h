@@ -71,8 +71,8 @@ static void T(load_strip)(int dtype, const RowOp *op, T(Strip) *s, ix first, ix 
 }
 #undef LOAD
 
-/* Add the powers of n elements of a group, `step` apart, to its sums, each column in the order of softmax.h; keep them if
- * asked. */
+/* Add the powers of n elements of a group, `step` apart, to its sums, each column in the order of softmax.h; keep them
+ * if asked. */
 static void T(add_columns)(REAL *x, ix step, ix n, const REAL *top, double *sum, double *low, int keep) {
     VEC shift = {0};
     for (ix c = 0; c < LANES; c++) shift[c] = T(shift_of)(top[c]);
@@ -142,7 +142,7 @@ static void T(store_strip)(int dtype, const RowOp *op, const T(Strip) *s, ix fir
 }
 #undef STORE
 
-/* The softmax of a strip; if it is `loaded`, its only chunk is in `kept`, and so is that of `next` then, unless NULL. */
+/* The softmax of a strip; if it is `loaded`, its only chunk is in `kept`. That of `next` is then, unless it is NULL. */
 static void T(softmax_strip)(const RowOp *op, T(Strip) *s, int loaded, T(Strip) *next) {
     const ix n = op->n, chunk = T(chunk_of)(n), columns = s->groups * LANES;
     const int dtype = op->x.dtype, powers = chunk == n && !op->logarithm;
