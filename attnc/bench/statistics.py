@@ -1,0 +1,312 @@
+"""Statistics of weights without their matrix: against those who build it, and as multiples of plain attention.
+
+    python benchmarks/weights.py --json benchmarks/results/weights.json
+"""
+
+import argparse
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+import attnc
+from attnc import reference
+from attnc.bench import Unsupported, machine, report, runner
+from attnc.bench.peers import import_torch, to_torch
+from attnc.testing import Case, error_and_tolerance
+
+TOP = 8
+STATISTICS = {"topk": ("topk",), "entropy": ("entropy",), "max": ("max",), "key_mass": ("key_mass",), "map": ("map",),
+              "summary": ("topk", "entropy", "key_mass", "map")}
+SHOWN = {"topk": f"topk({TOP})", "entropy": "entropy", "max": "max", "key_mass": "key_mass", "map": "map of 64 x 64",
+         "summary": f"topk({TOP}), entropy, key_mass, map in one sweep"}
+PEERS = {"torch": "eager", "torch-identity": "identity", "numpy": "numpy"}
+SLOW_ROUNDS = 2     # of the peers, which take many seconds
+
+
+@dataclass(frozen=True)
+class StatisticsCase(Case):
+    """An attention, and which of its statistics are asked for."""
+
+    asked: tuple = tuple(STATISTICS)
+    bins: tuple = (64, 64)
+
+    def make(self, seed: int) -> tuple:
+        """Query and key, and the options; every result is wanted."""
+        (query, key, _), options = super().make(seed)
+        return (query, key), {**options, "want": self.asked}
+
+
+def _case(heads, length, asked=tuple(STATISTICS), bins=(64, 64), **options) -> StatisticsCase:
+    words = "causal" if options.get("causal") else "full"
+    return StatisticsCase(f"f32 1,{heads},{length},{length},64 {words}", 1, heads, heads, length, length, 64,
+                          options=tuple(options.items()), asked=asked, bins=bins)
+
+
+CASES = _case(16, 4096), _case(16, 4096, causal=True)
+TINY = _case(2, 70, bins=(5, 7)), _case(2, 70, bins=(5, 7), causal=True)
+
+
+def _arguments(statistic: str, case) -> dict:
+    """Those of `AttentionWeights.summary`."""
+    values = {"topk": TOP, "map": case.bins}
+    return {name: values.get(name, True) for name in STATISTICS[statistic]}
+
+
+def _flat(found: dict, names) -> list:
+    """The arrays of these statistics; of topk the weights and the indices."""
+    return [array for name in names for array in (found[name] if isinstance(found[name], tuple) else (found[name],))]
+
+
+def _report(found: dict, seconds: dict, memory: dict) -> tuple:
+    """What a round gives: two lines of numbers for each statistic, then the arrays of the first, of the second, ..."""
+    lines = np.array([[seconds[name] for name in found], [memory[name] or np.nan for name in found]])
+    return lines, *(array for name in found for array in found[name])
+
+
+def setup_attnc(case, arrays, options, threads):
+    """The package: each statistic directly after plain attention over the same queries and keys."""
+    query, key = arrays
+    value = np.random.default_rng(1).standard_normal(key.shape, np.float32)
+    options = {name: option for name, option in options.items() if name != "want"}
+
+    def call():
+        found, seconds, memory, plain = {}, {}, {}, []
+        for statistic in case.asked:
+            with machine.PeakMemory() as peak:
+                began = time.perf_counter()
+                W = attnc.AttentionWeights(query, key, num_threads=threads, **options)
+                summary = W.summary(**_arguments(statistic, case))
+                seconds[statistic] = time.perf_counter() - began
+            found[statistic], memory[statistic] = _flat(vars(summary), STATISTICS[statistic]), peak.bytes
+            began = time.perf_counter()
+            attnc.attention(query, key, value, num_threads=threads, **options)
+            plain.append(time.perf_counter() - began)
+        lines, *results = _report(found, seconds, memory)
+        return np.vstack([lines, [plain]]), *results
+
+    return call
+
+
+def _with_matrix(case, matrix, say) -> tuple:
+    """The statistics of a matrix; each takes the time of making the matrix and its own."""
+    with machine.PeakMemory() as made:
+        began = time.perf_counter()
+        weights = matrix()
+        making = time.perf_counter() - began
+    held = weights.nbytes
+    parts, seconds, memory = {}, {}, {}
+    for name in dict.fromkeys(part for statistic in case.asked for part in STATISTICS[statistic]):
+        with machine.PeakMemory() as peak:
+            began = time.perf_counter()
+            parts[name] = say[name](weights)
+            seconds[name] = time.perf_counter() - began
+        memory[name] = None if peak.bytes is None else max(made.bytes, held + peak.bytes)
+    found = {statistic: [np.asarray(array) for part in STATISTICS[statistic] for array in parts[part]]
+             for statistic in case.asked}
+    whole = {name: making + sum(seconds[part] for part in STATISTICS[name]) for name in case.asked}
+    most = {name: None if made.bytes is None else max(memory[part] for part in STATISTICS[name])
+            for name in case.asked}
+    return _report(found, whole, most)
+
+
+def setup_numpy(case, arrays, options, threads):
+    """Products and softmax in place, then NumPy's own functions."""
+    query, key = arrays
+    rows, columns = (length // count for length, count in zip((case.q_len, case.kv_len), case.bins, strict=True))
+
+    def matrix():
+        weights = (query * np.float32(case.head_dim ** -0.5)) @ key.swapaxes(-1, -2)
+        weights -= weights.max(axis=-1, keepdims=True)
+        np.exp(weights, out=weights)
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return weights
+
+    def topk(weights):
+        indices = np.argpartition(weights, -TOP, axis=-1)[..., -TOP:]
+        chosen = np.take_along_axis(weights, indices, -1)
+        order = np.argsort(-chosen, axis=-1)
+        return np.take_along_axis(chosen, order, -1), np.take_along_axis(indices, order, -1)
+
+    def entropy(weights):
+        logs = np.log(weights)
+        logs *= weights
+        return [-logs.sum(-1)]
+
+    def pooled(weights):
+        sums = weights.reshape(*weights.shape[:-1], -1, columns).sum(-1)
+        return [sums.reshape(*weights.shape[:-2], -1, rows, sums.shape[-1]).mean(-2)]
+
+    say = {"topk": topk, "entropy": entropy, "max": lambda w: [w.max(-1)], "key_mass": lambda w: [w.sum(-2)],
+           "map": pooled}
+    return lambda: _with_matrix(case, matrix, say)
+
+
+def _setup_torch(case, arrays, threads, way):
+    torch = import_torch(threads)
+    query, key = (to_torch(torch, array) for array in arrays)
+    rows, columns = (length // count for length, count in zip((case.q_len, case.kv_len), case.bins, strict=True))
+
+    def pooled(weights):
+        sums = weights.reshape(*weights.shape[:-1], -1, columns).sum(-1)
+        return [sums.reshape(*weights.shape[:-2], -1, rows, sums.shape[-1]).mean(-2)]
+
+    say = {"topk": lambda w: torch.topk(w, TOP), "entropy": lambda w: [torch.special.entr(w).sum(-1)],
+           "max": lambda w: [w.amax(-1)], "key_mass": lambda w: [w.sum(-2)], "map": pooled}
+
+    def call():
+        with torch.inference_mode():
+            return _with_matrix(case, lambda: way(torch, query, key), say)
+
+    return call
+
+
+def setup_eager(case, arrays, options, threads):
+    """torch as the models of transformers do it where weights are asked for."""
+    return _setup_torch(case, arrays, threads, lambda torch, query, key: torch.softmax(
+        query @ key.mT * case.head_dim ** -0.5, dim=-1))
+
+
+def setup_identity(case, arrays, options, threads):
+    """scaled_dot_product_attention, which never gives its weights, over the identity as values: its output is they."""
+    def way(torch, query, key):
+        identity = torch.eye(case.kv_len).expand(*key.shape[:2], -1, -1)
+        return torch.nn.functional.scaled_dot_product_attention(query, key, identity)
+
+    return _setup_torch(case, arrays, threads, way)
+
+
+class _Expected:
+    """The statistics of the last head from the definition, and what is wrong with those of another."""
+
+    def __init__(self, case):
+        (query, key), options = case.make(0)
+        options.pop("want")
+        twins = [reference.AttentionWeights(query[0, -1].astype(dtype), key[0, -1].astype(dtype), **options)
+                 for dtype in (np.float64, np.float32)]
+        everything = {"topk": TOP, "map": case.bins, "entropy": True, "max": True, "key_mass": True}
+        said = [vars(twin.summary(**everything)) for twin in twins]
+        self.known = {name: [_flat(each, STATISTICS[name]) for each in said] for name in STATISTICS}
+        self.dense = twins[0].dense()
+
+    def judge(self, statistic, arrays) -> str | None:
+        """None if all is right: weights at the indices too, since two may be equal but for rounding."""
+        for array, exact, honest in zip(arrays, *self.known[statistic], strict=True):
+            got = array[0, -1]
+            if got.dtype.kind == "i":
+                got = np.where(got < 0, 0, np.take_along_axis(self.dense, np.maximum(got, 0), -1)).astype(np.float32)
+                exact, honest = (known[0] for known in self.known["topk"])
+            error, allowed = error_and_tolerance(got, exact, honest, scale=max(1.0, np.abs(exact).max()))
+            if not error <= allowed:
+                return f"{statistic} is wrong: error {error:.1e} where {allowed:.1e} is allowed"
+        return None
+
+
+def measure(cases, threads: int, rounds: int) -> dict:
+    """Every case verified, then measured in rounds; a result ready for JSON."""
+    found = [_measure(case, threads, rounds, PEERS if at == 0 else {}) for at, case in enumerate(cases)]
+    return {**machine.describe(threads), "settings": {"rounds": rounds, "slow_rounds": min(rounds, SLOW_ROUNDS)},
+            "cases": found, "passed": all("failed" not in case for case in found)}
+
+
+def _measure(case, threads, rounds, peers) -> dict:
+    expected = _Expected(case)
+    found = {"name": case.name, "statistics": {name: {} for name in case.asked}, "without": {}}
+    workers = {}
+
+    def verified(name, each=case):
+        """The numbers of one call of all that is asked, if its results are right."""
+        (lines, *arrays), _ = workers[name].ask("prepare", each, 0, slice(None), False)
+        for at, statistic in enumerate(each.asked):
+            count = len(expected.known[statistic][0])
+            if wrong := expected.judge(statistic, arrays[:count]):
+                raise runner.Failed(f"{name}: {wrong}")
+            found["statistics"][statistic].setdefault(name, {}).setdefault("memory", _number(lines[1, at]))
+            arrays = arrays[count:]
+        return lines
+
+    try:
+        for statistic in case.asked:      # in a new process, whose memory holds nothing of another's
+            workers["attnc"] = runner.Worker(f"{__name__}:setup_attnc", threads)
+            verified("attnc", replace(case, asked=(statistic,)))
+            if statistic != case.asked[-1]:
+                workers.pop("attnc").close()
+        for name, way in peers.items():
+            workers[name] = runner.Worker(f"{__name__}:setup_{way}", threads)
+        _times(found, workers, verified, rounds)
+    except runner.Failed as reason:
+        found["failed"] = str(reason)
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return found
+
+
+def _times(found, workers, verified, rounds):
+    """Seconds, multiples of plain attention and, where the peers take part, their time over that of attnc."""
+    own, plain, ratios = [], [], {name: [] for name in workers if name != "attnc"}
+    for turn in range(rounds):
+        lines = verified("attnc")
+        own.append(lines[0])
+        plain.append(lines[2])
+        for name in list(ratios) if turn < SLOW_ROUNDS else ():
+            try:
+                ratios[name].append(verified(name)[0] / own[-1])
+            except Unsupported as reason:
+                found["without"][name] = str(reason)
+                del ratios[name]
+    for at, entry in enumerate(found["statistics"].values()):
+        entry["attnc"]["seconds"] = float(np.median([line[at] for line in own]))
+        entry["attnc"]["of_plain"] = _spread([a[at] / b[at] for a, b in zip(own, plain, strict=True)])
+        for name, kept in ratios.items():
+            entry[name]["ratio"] = _spread([line[at] for line in kept])
+
+
+def _number(value) -> int | None:
+    return None if np.isnan(value) else int(value)
+
+
+def _spread(values) -> dict:
+    return {"median": float(np.median(values)), "min": float(min(values)), "max": float(max(values))}
+
+
+def table(result: dict) -> str:
+    """Each statistic as a multiple of plain attention, then the time and the memory of the others over attnc's."""
+    first = result["cases"][0]["statistics"]
+    names = [name for name in PEERS if all(name in found for found in first.values())]
+    header = ["statistic", *(f"x attention, {case['name'].split()[-1]}" for case in result["cases"]), "MB",
+              *(f"{name}: time, memory" for name in names)]
+    rows = []
+    for statistic, found in first.items():
+        multiples = [f"{case['statistics'][statistic]['attnc']['of_plain']['median']:.2f}" for case in result["cases"]]
+        memory = found["attnc"]["memory"]
+        rows.append([SHOWN[statistic], *multiples, f"{memory / 1e6:.0f}" if memory is not None else "-",
+                     *(_peer(found[name], memory) for name in names)])
+    return report.table(header, rows)
+
+
+def _peer(entry, memory) -> str:
+    more = f", x {entry['memory'] / memory:,.0f}" if memory and entry["memory"] else ""
+    return f"x {entry['ratio']['median']:.1f}{more}"
+
+
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=attnc.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tiny", action="store_true", help="sizes that take no time, to see that it works")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    for warning in machine.warnings():
+        print(f"Note: {warning}")
+    result = measure(TINY if options.tiny else CASES, options.threads, options.rounds)
+    for case in result["cases"]:
+        if "failed" in case:
+            print(f"{case['name']}: {case['failed']}")
+    if result["passed"]:
+        print(table(result))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0 if result["passed"] else 1
