@@ -104,6 +104,22 @@ def test_two_axes_and_the_other_layout(seed):
     np.testing.assert_allclose(got.compute(), attnc.attention(*arrays, layout="bnhd", causal=True), atol=1e-6)
 
 
+def test_the_weights_of_two_axes_and_their_dtype(seed):
+    """Blocks that nobody sees are of the dtype of the others; results of 2-D inputs have no axis of heads."""
+    query, key = (x[0, 0] for x in inputs(seed)[:2])
+    options = {"window": (3, 0), "q_offset": 4}
+    lazy, whole = (kind(*arrays, **options) for kind, arrays in (
+        (AttentionWeights, [da.from_array(x, chunks=(9, -1)) for x in (query, key)]),
+        (attnc.AttentionWeights, (query, key))))
+    assert lazy.shape == whole.shape == (37, 50)
+    for say in (lambda W: W.dense(), lambda W: W.lse, lambda W: W.key_mass(), lambda W: W.map((5, 6)),
+                lambda W: W.topk(3).weights, lambda W: W.topk(3).indices):
+        got, wanted = np.asarray(say(lazy)), say(whole)
+        assert got.dtype == wanted.dtype and got.shape == say(lazy).shape == wanted.shape
+        np.testing.assert_allclose(got, wanted, atol=1e-5)
+    assert AttentionWeights(*chunked(inputs(seed, kv_len=0), (-1, -1))[:2]).dense().compute().shape == (2, 4, 37, 0)
+
+
 def test_half_precision_is_rounded_once(seed):
     arrays = inputs(seed, dtype="float16")
     got = attention(*chunked(arrays, CHUNKS[2]))

@@ -25,7 +25,8 @@ class AttentionWeights:
 
     Attributes
     ----------
-    shape : tuple (batch..., q_heads, q_len, kv_len)
+    shape : tuple (batch..., q_heads, q_len, kv_len), of 2-D inputs (q_len, kv_len)
+        As the axes of all results: those of 2-D inputs have none before the rows.
     dtype : dtype
         That of the sums, float32 or float64, which all results have.
     lse : dask array (batch..., q_heads, q_len)
@@ -41,14 +42,15 @@ class AttentionWeights:
     def __init__(self, query, key, **options):
         self._grid = Grid(query, key, None, options)
         a = self._grid.args
-        self.shape = (*a.batch, a.q_heads, a.q_len, a.kv_len)
+        self.shape = a.weights_shape
         self.dtype = a.acc
-        self.lse = states(self._grid)[1]
+        self._lse = states(self._grid)[1]
+        self.lse = self._shown(self._lse)
         self._grid.options.pop("sinks", None)       # in the lse
 
     def dense(self) -> da.Array:
         """The weights themselves, (batch..., q_heads, q_len, kv_len), a chunk for each pair of blocks."""
-        return self._pairs(_dense, lambda rows, keys: (len_of(rows), len_of(keys)))
+        return self._shown(self._pairs(_dense, lambda rows, keys: (len_of(rows), len_of(keys))))
 
     def topk(self, k: int) -> TopKeys:
         """The k largest weights of each row and their keys, as `attnc.AttentionWeights.topk`: (..., q_len, k) each."""
@@ -59,21 +61,24 @@ class AttentionWeights:
             best = dask.delayed(_best)(parts, k, (*shape, len_of(rows)), a.acc)
             weights[*place, 0] = da.from_delayed(best[0], (*shape, len_of(rows), k), a.acc)
             indices[*place, 0] = da.from_delayed(best[1], (*shape, len_of(rows), k), np.int64)
-        return TopKeys(assembled(weights), assembled(indices))
+        return TopKeys(self._shown(assembled(weights)), self._shown(assembled(indices)))
 
     def key_mass(self) -> da.Array:
         """The sum over all rows of the weight of each key, (batch..., q_heads, kv_len)."""
         masses = self._pairs(_key_mass, lambda rows, keys: (1, len_of(keys)))
-        return masses.sum(-2, dtype=np.float64).astype(self.dtype)
+        return self._shown(masses.sum(-2, dtype=np.float64).astype(self.dtype))
 
     def map(self, bins: tuple[int, int]) -> da.Array:
         """The weights shrunk to (row_bins, col_bins), as `attnc.AttentionWeights.map`: (batch..., q_heads, *bins)."""
         bins = check_bins(bins, self._grid.args)
         sums = self._pairs(_map, lambda rows, keys: (bins[0], bins[1]), bins, self.shape)
-        lead = self.shape[:-2]
+        lead = sums.shape[:-2]
         sums = sums.reshape(*lead, -1, bins[0], sums.shape[-1] // bins[1], bins[1]).sum((-2, -4), dtype=np.float64)
         rows = np.bincount(np.arange(self.shape[-2]) * bins[0] // self.shape[-2], minlength=bins[0])
-        return (sums / rows[:, None]).astype(self.dtype)
+        return self._shown((sums / rows[:, None]).astype(self.dtype))
+
+    def _shown(self, result: da.Array) -> da.Array:
+        return result[0] if self._grid.args.two_d else result
 
     def _rows(self):
         """Each block of rows: its place, the sizes before its length, and where it lies."""
@@ -85,7 +90,7 @@ class AttentionWeights:
     def _delayed(self, function, batch, head, rows, keys, *more):
         """A task on the weights of a pair of blocks."""
         group = slice(head.start * self._grid.group, head.stop * self._grid.group)
-        lse = self._grid.cut(self.lse[..., None], batch, group, rows)[..., 0]
+        lse = self._grid.cut(self._lse[..., None], batch, group, rows)[..., 0]
         query, key, _ = self._grid.inputs(batch, head, rows, keys)
         options = self._grid.part(batch, head, rows, keys)
         return dask.delayed(_under)(function, query, key, lse, options, (rows.start, keys.start), more)
@@ -101,7 +106,7 @@ class AttentionWeights:
                     task = self._delayed(function, batch, head, rows, keys, *more)
                     found[*place, keys.number] = da.from_delayed(task, whole, self.dtype)
                 else:
-                    found[*place, keys.number] = da.zeros(whole, self.dtype)
+                    found[*place, keys.number] = da.zeros(whole, dtype=self.dtype, chunks=whole)
         return assembled(found)
 
 
