@@ -45,10 +45,12 @@ def test_the_bits_of_attention_over_its_rows(isa, q_len, options, dtype, seed):
     assert_same_bits(swapped.swapaxes(1, 2), got.output)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float32 swapped"])
 def test_rows_are_what_was_appended(dtype, seed):
     random = np.random.default_rng(seed)
-    cache = attnc.KVCache(2, 2, 24, 40, capacity=9, dtype=dtype_of(dtype))
+    dtype = np.dtype(np.float32).newbyteorder() if "swapped" in dtype else dtype_of(dtype)
+    cache = attnc.KVCache(2, 2, 24, 40, capacity=9, dtype=dtype)
+    assert cache.keys.dtype.isnative
     key, value = tokens(random, 9)
     cache.append(key[:, :, :4], value[:, :, :4])
     cache.append(*(x[:, :, 4:].swapaxes(1, 2) for x in (key, value)), layout="bnhd", lengths=np.array([5, 2]))
@@ -221,8 +223,10 @@ def errors():
     yield ValueError, r"lengths has shape \(3,\)", lambda m: cache(m).append(**rows, lengths=[1, 1, 1])
     yield ValueError, "batch element 1 holds 5 tokens, capacity is 8; nothing was appended", \
         lambda m: cache(m).append(**rows, lengths=[1, 4])
-    yield ValueError, "value has entries that are not finite; int8", \
+    yield ValueError, "value has entries that are not finite as float32; int8", \
         lambda m: cache(m, "int8").append(**nan, lengths=[3, 1])
+    yield ValueError, "key has entries that are not finite as float32; int8", \
+        lambda m: cache(m, "int8").append(rows["key"] + 1e39, rows["value"], lengths=[3, 1])
     yield ValueError, "lengths asks for 4 tokens in batch element 0, which holds 3", lambda m: cache(m).truncate(4)
     yield ValueError, r"indices has shape \(1,\); wanted \(batch,\)", lambda m: cache(m).reorder([0])
     yield ValueError, "indices must be from 0 to 1", lambda m: cache(m).reorder([0, 2])

@@ -37,6 +37,7 @@ def cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window) -
         dtype = np.dtype(dtype)
     except TypeError:
         raise TypeError(f"dtype must be a dtype, got {describe(dtype)}") from None
+    dtype = dtype if dtype.name == "bfloat16" else dtype.newbyteorder("=")
     if dtype not in (FLOAT16, FLOAT32, FLOAT64, INT8) and dtype.name != "bfloat16":
         raise TypeError(f"dtype is {dtype.name}; wanted float32, float16, bfloat16, float64 or int8")
     window = None if window is None else check_window(window)
@@ -45,7 +46,7 @@ def cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window) -
     if window is not None and window[0] >= sizes[-1]:
         raise ValueError(f"window looks {window[0]} keys back and capacity is {sizes[-1]}; wanted a capacity of at "
                          f"least {window[0] + 1}, and one more for each further row of a query")
-    return CacheSizes(*sizes, dtype if dtype.name == "bfloat16" else dtype.newbyteorder("="), window)
+    return CacheSizes(*sizes, dtype, window)
 
 
 def append_args(key, value, counts, layout, sizes: CacheSizes, lengths: np.ndarray) -> tuple:
@@ -72,8 +73,11 @@ def append_args(key, value, counts, layout, sizes: CacheSizes, lengths: np.ndarr
     if sizes.dtype == INT8:
         for name, x in (("key", key), ("value", value)):
             within = np.arange(tokens)[:, None] < counts[:, None, None, None]
-            if not (np.isfinite(x) | ~within).all():
-                raise ValueError(f"{name} has entries that are not finite; int8 rows are finite; nothing was appended")
+            with np.errstate(over="ignore"):
+                finite = np.isfinite(x.astype(FLOAT32, copy=False))
+            if not (finite | ~within).all():
+                raise ValueError(f"{name} has entries that are not finite as float32; int8 rows are finite; nothing "
+                                 "was appended")
     return key, value, counts
 
 
