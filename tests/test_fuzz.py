@@ -1,5 +1,6 @@
 """Seeded random calls: the answer of the reference within tolerance, or the same kind of error; with a reproduction."""
 
+import fuzz
 import numpy as np
 import pytest
 from checking import DTYPES, WANT, assert_honest, check_attention, check_scores, dtype_of, inputs, largest
@@ -128,3 +129,36 @@ def test_fuzz(part, seed, monkeypatch):
 def test_fuzz_more(part, seed, monkeypatch):
     monkeypatch.setattr(_isa, "kernels", _isa.kernels)
     run(10**6 * seed + 10**5 + part * MORE_CASES // 20, MORE_CASES // 20, _isa.available())
+
+
+# Every public function, garbage too: tests/fuzz.py
+
+FUNCTION_CASES, MORE_FUNCTION_CASES = 4000, 100_000
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_fuzz_functions(part, seed, monkeypatch):
+    monkeypatch.setattr(_isa, "kernels", _isa.kernels)
+    count = FUNCTION_CASES // 2
+    assert fuzz.run(10**6 * seed + part * count, count) == []
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("part", range(10))
+def test_fuzz_functions_more(part, seed, monkeypatch):
+    monkeypatch.setattr(_isa, "kernels", _isa.kernels)
+    count = MORE_FUNCTION_CASES // 10
+    assert fuzz.run(10**6 * seed + 10**5 + part * count, count) == []
+
+
+def test_the_cases_are_of_every_kind_right_and_wrong():
+    """Half of the cases end in an error; each function and method has right ones."""
+    right, wrong = set(), 0
+    for seed in range(600):
+        kind, call, _ = fuzz.case(seed)
+        result, error = fuzz.answer(call, attnc)
+        wrong += error is not None
+        if error is None and fuzz.arrays_of(result):
+            right.add(kind)
+    assert 150 < wrong < 450
+    assert right >= set(attnc.reference.__all__) | {"AttentionState"}
