@@ -1,16 +1,18 @@
-"""Put the measured tables into README.md (a line a regime) and benchmarks/README.md (a line a case)."""
+"""Put the measured tables into README.md (a line a regime or statistic) and benchmarks/README.md (a line a case)."""
 
 import json
 import sys
 from pathlib import Path
 
-from attnc.bench import cases
+from attnc.bench import cases, statistics
 from attnc.bench.report import detail_table, notes, regime_table, speed_table
 
 ROOT = Path(__file__).resolve().parent.parent
 README, PAGE = ROOT / "README.md", ROOT / "benchmarks" / "README.md"
 RESULT = ROOT / "benchmarks" / "results" / "readme.json"
-BEGIN, END = "<!-- speed: made by `make bench-readme` -->", "<!-- end of speed -->"
+WEIGHTS = ROOT / "benchmarks" / "results" / "weights.json"
+SPEED = "<!-- speed: made by `make bench-readme` -->", "<!-- end of speed -->"
+STATISTICS = "<!-- statistics: made by benchmarks/readme.py -->", "<!-- end of statistics -->"
 PACKAGES = ("numpy", "torch", "onnxruntime", "openvino", "jax", "scipy")
 
 
@@ -33,16 +35,24 @@ def whole(result: dict) -> str:
     return "\n\n".join([where(result), speed_table(result), listed, detail_table(result)])
 
 
-def updated(text: str, section: str) -> str:
+def weights(result: dict) -> str:
+    """The table of the statistics of weights."""
+    return "\n\n".join([where(result), statistics.table(result)])
+
+
+def updated(text: str, section: str, markers: tuple = SPEED) -> str:
     """The text with the section between the markers."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    begin, end = markers
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
     if not after:
-        raise ValueError(f"the page lacks the markers {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{section}\n{END}{after}"
+        raise ValueError(f"the page lacks the markers {begin} and {end}")
+    return f"{before}{begin}\n{section}\n{end}{after}"
 
 
 def main() -> int:
+    found = json.loads(WEIGHTS.read_text(encoding="utf-8"))
+    README.write_text(updated(README.read_text(encoding="utf-8"), weights(found), STATISTICS), encoding="utf-8")
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     missing = {case.name for case in cases.SETS["full"]} - {case["name"] for case in result["cases"]}
     if missing or not result["passed"]:

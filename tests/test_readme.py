@@ -83,6 +83,15 @@ def test_the_speed_tables_are_the_committed_measurement():
         assert script.updated(text, section(result)) != text
 
 
+def test_the_table_of_statistics_is_the_committed_measurement():
+    script = benchmark_script()
+    result = json.loads(script.WEIGHTS.read_text(encoding="utf-8"))
+    assert result["passed"]
+    assert script.updated(TEXT, script.weights(result), script.STATISTICS) == TEXT, "benchmarks/readme.py writes it"
+    result["cases"][0]["statistics"]["topk"]["attnc"]["of_plain"]["median"] += 1
+    assert script.updated(TEXT, script.weights(result), script.STATISTICS) != TEXT
+
+
 def test_the_script_refuses_a_measurement_without_the_slow_cases(tmp_path, monkeypatch, capsys):
     script = benchmark_script()
     result = json.loads(script.RESULT.read_text(encoding="utf-8"))
