@@ -130,6 +130,7 @@ WRONG = {
     "want type": (T, {"want": 3}, ["want", "int 3", "'lse'"]),
     "want element": (T, {"want": (None,)}, ["want", "None", "'lse'"]),
     "stage": (V, {"stage": "final"}, ["stage", "'final'", "'masked'"]),
+    "stage None": (T, {"stage": None}, ["stage", "None", "'masked'"]),
     "threads 0": (V, {"num_threads": 0}, ["num_threads", "0", "from 1 to 4096"]),
     "threads negative": (V, {"num_threads": -2}, ["num_threads", "-2", "from 1 to 4096"]),
     "threads absurd": (V, {"num_threads": 4097}, ["num_threads", "4097", "from 1 to 4096"]),
@@ -334,7 +335,7 @@ def test_weighted_sum_out_on_an_input():
         weighted_sum_args(weights, np.zeros((4, 5, 5)), weights, None)
 
 
-NO_ARRAYS_FIRST = ("AttentionWeights", "alibi_slopes", "merge_states", "rollout")
+NO_ARRAYS_FIRST = ("AttentionWeights", "KVCache", "alibi_slopes", "merge_states", "rollout")
 
 
 @pytest.mark.parametrize("name", [name for name in reference.__all__ if name not in NO_ARRAYS_FIRST])

@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,9 +59,8 @@ def test_refused_scratch_is_a_memory_error(isa, name):
 
 def test_no_memory_anywhere(python):
     """With hardly any address space left NumPy's allocations fail too: only MemoryError comes; then all is right."""
-    said = python("""
-import resource, sys
-sys.path.insert(0, "tests")
+    said = python(f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})" + """
+import resource
 import numpy as np, attnc
 from calls import all_calls, arrays_of
 calls = all_calls(q_len=200, kv_len=1500)

@@ -44,7 +44,7 @@ class Args:
 
 def attention_args(query, key, value, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
                    scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
-                   q_lengths=None, kv_lengths=None, layout="bhnd", want=(), out=None, num_threads=None, stage=None):
+                   q_lengths=None, kv_lengths=None, layout="bhnd", want=(), out=None, num_threads=None, stage="masked"):
     """Check everything and return it as `Args`; `value` is None where a function has none.
 
     The tests for None keep a call without options cheap: this runs before every attention, however small.
@@ -69,7 +69,7 @@ def attention_args(query, key, value, mask=None, key_mask=None, bias=None, causa
     a.kv_lengths = None if kv_lengths is None else options.check_lengths("kv_lengths", kv_lengths, a.kv_len, a)
     a.want = () if want is NOTHING else scalars.check_want(want)
     a.num_threads = None if num_threads is None else scalars.check_num_threads(num_threads)
-    if stage is not None:
+    if type(stage) is not str or stage != "masked":
         scalars.check_choice("stage", stage, scalars.STAGES)
     a.out = out
     if out is not None:

@@ -231,7 +231,10 @@ def check_reduce(reduce) -> str:
 
 
 def check_threshold(threshold, acc: np.dtype) -> float:
-    return finite("threshold", threshold, acc)
+    threshold = finite("threshold", threshold, acc)
+    if threshold < 0:
+        raise ValueError(f"threshold must be at least 0, as weights are, got {threshold}")
+    return threshold
 
 
 def check_sparse(threshold, top_p, acc: np.dtype) -> tuple[float | None, float | None]:

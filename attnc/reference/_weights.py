@@ -194,6 +194,7 @@ class AttentionWeights:
     # Pictures
 
     def map(self, bins, *, reduce="mean", progress=None):
+        checks.check_reduce(reduce)
         row_bins, col_bins = checks.check_bins(bins, self._a)
         q_len, kv_len = self.shape[-2:]
         return self._pooled(checks.bin_labels(row_bins, q_len), checks.bin_labels(col_bins, kv_len), row_bins, col_bins,
