@@ -52,7 +52,9 @@ cdef void divide_rows(RowWork* w, int threads) noexcept nogil:
         op.strip //= 2
     while op.strip > 1 and op.rows < 2 * threads * op.strip * lanes:
         op.strip //= 2
-    op.lead = least(lead_of(op), op.columns) if op.columns > 2 * op.strip * lanes else 0
+    op.lead = lead_of(op) if op.columns > 2 * op.strip * lanes else 0
+    if op.lead > op.strip * lanes:      # more than the scratch of a strip holds
+        op.lead = 0
     op.stream = op.x.data != op.out.data and op.rows * op.n > STREAM_BYTES // (2 * size_of(op))
     w.pieces = op.rows // op.columns * (ceil_div(op.columns - op.lead, op.strip * lanes) + (op.lead > 0))
     # A long call's tasks hold several strips: one is read while the one before is written.

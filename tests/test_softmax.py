@@ -183,3 +183,14 @@ def test_rows_have_the_same_bits_for_any_number_of_threads_and_mates(isa, seed):
         assert not buffer.flags.aligned and getattr(attnc, function)(buffer).tobytes() == wanted.tobytes()
         swapped = x.astype(x.dtype.newbyteorder())
         assert getattr(attnc, function)(swapped).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_columns_in_front_of_a_line_may_be_more_than_a_strip(isa, dtype):
+    """Written past the scratch they end the process."""
+    memory = np.zeros(4096, np.uint8)
+    for start in range(-memory.ctypes.data % 64, 128, 2 if dtype == "float16" else 8):
+        for n in (5, 9, 40):
+            out = memory[start:start + n * np.dtype(dtype).itemsize].view(dtype)
+            for _ in range(20):
+                assert (attnc.softmax(np.ones(n, dtype), (), out=out) == 1).all()
