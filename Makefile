@@ -15,7 +15,7 @@ FAIR := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run test test-peers test-more test-wheel test-aarch64 test-qemu test-asan
-.PHONY: bench bench-check bench-readme wheel lint clean
+.PHONY: fuzz bench bench-check bench-readme wheel lint clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -58,6 +58,13 @@ bench-readme: $(VENV)/with-contenders  ## measure everything against every peer,
 
 test-asan: $(VENV)/with-test  ## quick tests with every address and undefined operation watched (gcc)
 	$(PY) tests/sanitized.py
+
+fuzz: $(VENV)/with-test  ## random integers into src/blocks.h for a minute (clang's libFuzzer), random calls of every function
+	mkdir -p build
+	clang -std=gnu11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Isrc \
+	    tests/fuzz_blocks.c -o build/fuzz_blocks
+	build/fuzz_blocks -max_total_time=60 -max_len=400
+	$(PY) tests/fuzz.py 20000
 
 wheel: $(VENV)/with-wheel  ## an sdist and, from it, one wheel for every Python from 3.11 on, repaired and checked, in dist/
 	rm -rf dist build/wheel

@@ -17,18 +17,34 @@ import os, signal, sys, threading, time, numpy as np, attnc
 signal.signal(signal.SIGINT, signal.default_int_handler)     # a shell's background jobs inherit it ignored
 def big(*shape):
     return np.ones(shape, np.float32)
+def again(call):        # without keeping results: to free gigabytes takes half a second
+    while True:
+        call()
 x = big(1, 8, {n}, 64)
 calls = dict(
     attention=lambda: attnc.attention(x, x, x),
-    few_rows=lambda: [attnc.attention(x[:, :, :1], x, x) for _ in range(100000)],
+    few_rows=lambda: again(lambda: attnc.attention(x[:, :, :1], x, x)),
     split=lambda: attnc.attention(np.broadcast_to(big(1, 1, 8, 64), (200000, 1, 8, 64)), x[:, :1], x[:, :1]),
-    scores=lambda: [attnc.attention_scores(x[:, :2], x[:, :2]) for _ in range(100000)],
-    weights=lambda: [attnc.attention_weights(x[:, :2], x[:, :2]) for _ in range(100000)],
+    scores=lambda: again(lambda: attnc.attention_scores(x[:, :2], x[:, :2])),
+    weights=lambda: again(lambda: attnc.attention_weights(x[:, :2], x[:, :2])),
     backward=lambda: attnc.attention_backward(x, x, x, x, x, np.ones(x.shape[:-1], np.float32)),
     topk=lambda: attnc.AttentionWeights(x, x).topk(4),
     key_mass=lambda: attnc.AttentionWeights(x, x, lse=np.zeros((1, 8, {n}))).key_mass(),
-    softmax=lambda: [attnc.softmax(big(4000, 4000), out=out) for out in [big(4000, 4000)] for _ in range(100000)],
+    softmax=lambda out=big(4000, 4000): again(lambda: attnc.softmax(big(4000, 4000), out=out)),
     weighted_sum=lambda: attnc.weighted_sum(np.broadcast_to(big(1, 1, 60000), (1, 400000, 60000)), x[0, :1]),
+)
+rows = [0, {n}]
+cache = attnc.KVCache(1, 8, 64, capacity={n}, dtype="float32")
+cache.append(x, x)
+calls.update(
+    varlen=lambda: attnc.attention_varlen(*[x[0].swapaxes(0, 1)] * 3, rows, rows),
+    cache=lambda: cache.attend(x),
+    merge=lambda: again(lambda: attnc.merge_states([(x, x[..., 0])] * 2)),
+    map=lambda: attnc.AttentionWeights(x, x).map((9, 9)),
+    product=lambda: attnc.AttentionWeights(x, x) @ x,
+    rows_of_sums=lambda: attnc.attention(x, x, x, want=("lse", "entropy", "argmax")),
+    all_wants=lambda: again(lambda: attnc.attention(x, x, x, want=("lse", "weights", "scores"))),
+    softmax_backward=lambda y=big(3000, 4000): again(lambda: attnc.softmax_backward(y, y)),
 )
 small = np.random.default_rng(0).standard_normal((2, 4, 90, 16)).astype(np.float32)
 wanted = attnc.attention(small, small, small, causal=True)
@@ -47,11 +63,15 @@ print(took)
 """
 
 
+SHORT = ("few_rows", "scores", "weights", "softmax", "merge", "softmax_backward")      # made many times
+
+
 @pytest.mark.parametrize("name", ["attention", "backward", "few_rows", "split", "scores", "weights", "softmax",
-                                  "weighted_sum", "topk", "key_mass"])
+                                  "weighted_sum", "topk", "key_mass", "varlen", "cache", "merge", "map", "product",
+                                  "rows_of_sums", "all_wants", "softmax_backward"])
 def test_ctrl_c(python, name, capsys):
     """KeyboardInterrupt comes soon (meant is 0.25 s; asserted what no load can excuse), and the next call is right."""
-    n = 60000 if name in ("attention", "backward", "split", "weighted_sum", "topk", "key_mass") else 5000
+    n = 2000 if name == "all_wants" else 5000 if name in SHORT else 60000
     took = float(python(LONG.format(name=name, n=n), timeout=120))
     with capsys.disabled():
         print(f" [{name}: {1000 * took:.0f} ms]", end="")
