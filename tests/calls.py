@@ -6,10 +6,11 @@ from checking import inputs
 import attnc
 
 
-def all_calls(seed=0, q_len=30, kv_len=90, dtype="float32"):
+def all_calls(seed=0, q_len=30, kv_len=90, dtype="float32", steep=1):
     """Functions without arguments, by name; each gives arrays, the same bits every time, and none changes an input."""
     random = np.random.default_rng(seed)
     query, key, value = inputs(random, (2,), 4, 2, q_len, kv_len, 16, dtype=dtype)
+    query = query * query.dtype.type(steep)
     bias, mask = random.standard_normal((4, q_len, kv_len)), random.random((q_len, kv_len)) < 0.8
     result = attnc.attention(query, key, value, want="lse")
     weights = attnc.attention_weights(query, key)
@@ -62,6 +63,7 @@ def all_calls(seed=0, q_len=30, kv_len=90, dtype="float32"):
         "key_max": lambda: lazy().key_max(),
         "key_hits": lambda: lazy().key_hits(0.02),
         "map": lambda: lazy().map((3, 4)),
+        "mean_mass": lambda: lazy().key_mass(heads="mean"),
         "head_mean": lambda: lazy().head_mean(),
         "matmul": lambda: lazy() @ value.repeat(2, 1),
         "sparse": lambda: lazy().sparse(top_p=0.5),

@@ -31,7 +31,7 @@ METHODS = {     # arguments of the methods of AttentionWeights
     "dense": {"dtype": ["float32", "float16"]}, "topk": {"k": [0, 1, 3, 50]}, "entropy": {}, "effective_keys": {},
     "max": {}, "argmax": {}, "mean_position": {}, "mean_distance": {}, "lost_mass": {"keep": "keep"},
     "key_mass": {"rows": "rows", "heads": [None, "mean", "sum", "max", "group"], "normalize": [True, False]},
-    "key_max": {"rows": "rows"}, "key_hits": {"threshold": [0.0, 0.1, 0.5]},
+    "key_max": {"rows": "rows"}, "key_hits": {"threshold": [0.01, 0.1, 0.5]},
     "map": {"bins": [(1, 1), (2, 3), (1, 2)], "reduce": ["mean", "max"]},
     "pool": {"query_labels": "q", "key_labels": "k"}, "head_mean": {}, "sparse": {"threshold": [0.01, 0.2]},
     "head": {"*": "places"}, "__matmul__": {"x": "operand"},

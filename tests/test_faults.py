@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,16 @@ def test_reference_counts_after_errors(name):
     gc.collect()
     grown = [sys.getrefcount(x) - n for x, n in zip(held, before, strict=True)]
     assert max(grown) < 10, grown        # None, True and small ints are held by others too
+
+
+@pytest.mark.parametrize("steep", [1, 3, 10, 30])
+def test_no_call_raises_a_floating_point_error(isa, steep):
+    """Masked rows, weights of 1e-40 and of 0: nothing shows, even where NumPy is told to raise for everything."""
+    calls = all_calls(steep=steep)
+    with warnings.catch_warnings(), np.errstate(all="raise"):
+        warnings.simplefilter("error")
+        for call in calls.values():
+            call()
 
 
 def run_many(calls, times):

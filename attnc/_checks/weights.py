@@ -114,7 +114,8 @@ def over_heads(x: np.ndarray, heads: str | None, a) -> np.ndarray:
         return x.reshape(*x.shape[:-2], a.kv_heads, group, x.shape[-1]).sum(-2)
     if heads == "max":
         return x.max(-2, initial=0)
-    return x.sum(-2) / (max(a.q_heads, 1) if heads == "mean" else 1)
+    with np.errstate(under="ignore"):
+        return x.sum(-2) / (max(a.q_heads, 1) if heads == "mean" else 1)
 
 
 def mass_shape(a, heads: str | None) -> tuple:

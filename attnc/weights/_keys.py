@@ -50,7 +50,7 @@ class KeyStatistics:
                                      names=("mass", "seen") if normalize else ("mass",))
         mass = found["mass"]
         if normalize:
-            with np.errstate(invalid="ignore", divide="ignore"):
+            with np.errstate(all="ignore"):
                 mass = np.where(found["seen"] == 0, 0, mass / found["seen"])
         mass = checks.over_heads(mass, heads, self._a).reshape(shape)
         if out is None:

@@ -36,7 +36,8 @@ class Parts:
                 report = steps.part()
                 if report is not None:
                     report(1, 1)
-            mean /= max(a.q_heads, 1)
+            with np.errstate(under="ignore"):
+                mean /= max(a.q_heads, 1)
         return mean
 
     def _head_blocks(self, head: int) -> Iterator[tuple[slice, np.ndarray]]:

@@ -109,7 +109,7 @@ class RowStatistics:
                 others = np.empty(some.lse_shape, self.dtype)
                 _call.statistics(_call.ROW_STATISTICS, some, (*[None] * 7, 0, None), steps.part(), lse=others)
                 own = lse[..., start:start + step]
-                with np.errstate(invalid="ignore"):
+                with np.errstate(all="ignore"):
                     found = np.exp(others.reshape(own.shape) - own)
                 lost[..., start:start + step] = np.where(others.reshape(own.shape) == -np.inf, 0, found)
         return np.where(lse == -np.inf, 0, lost)
