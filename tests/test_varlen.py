@@ -211,7 +211,7 @@ QUERY, KEY, VALUE = np.zeros((5, 4, 8)), np.zeros((7, 2, 8)), np.zeros((7, 2, 3)
     (TypeError, {"value": None}, "value must be an array, got None"),
     (ValueError, {"want": "weights"}, "want='weights' has no shape for sequences of several lengths"),
     (ValueError, {"want": ("lse", "scores")}, "want='scores' has no shape"),
-    (ValueError, {"want": "entropy"}, "want must be one of"),
+    (ValueError, {"want": "entropy"}, "want='entropy' has no shape"),
     (ValueError, {"alibi_slopes": np.zeros((2, 4))}, r"alibi_slopes has shape \(2, 4\)"),
     (ValueError, {"sinks": np.zeros(3)}, "sinks has shape"),
     (ValueError, {"out": np.zeros((5, 4, 8))}, r"out has shape \(5, 4, 8\); wanted \(5, 4, 3\)"),
