@@ -10,7 +10,7 @@ import zipfile
 import pytest
 from build_tree import ROOT, copy_sources, pip, run
 
-LIMIT = 1_500_000   # bytes of a wheel without libgomp; a set of kernels takes about 200 kB, the data 120 kB
+LIMIT = 1_600_000   # bytes, not stripped, without libgomp; a set of kernels takes about 300 kB, the data 120 kB
 
 
 @pytest.fixture(scope="module")
