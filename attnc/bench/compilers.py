@@ -80,13 +80,14 @@ def setup_openvino(case, arrays, options, threads):
     model = openvino.Model([node], parameters)
     settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY",
                 "INFERENCE_PRECISION_HINT": "f16" if case.dtype == "float16" else "f32"}
-    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    compiled = openvino.Core().compile_model(model, "CPU", settings)
+    request = compiled.create_infer_request()
     for index, array in enumerate(arrays):
         request.set_input_tensor(index, openvino.Tensor(array, shared_memory=True))
     out = np.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
     request.set_output_tensor(0, openvino.Tensor(out, shared_memory=True))
 
-    def call():
+    def call(held=(compiled, arrays)):              # the request knows neither its model nor its memory
         request.infer()
         return out
 
