@@ -85,20 +85,14 @@ def backward(tuple arrays, tuple extra, tuple batch, tuple sizes, tuple options,
     cdef Views views
     cdef Views more
     cdef int i
-    cdef Array** targets = [
-        &p.query, &p.key, &p.value, &p.out, &p.lse, &p.weights, &p.scores, &p.mask, &p.key_mask, &p.bias, &p.q_offset,
-        &p.sinks, &p.slopes, &p.q_segments, &p.k_segments, &p.q_lengths, &p.kv_lengths, &p.q_starts, &p.k_starts,
-        &p.key_scale, &p.value_scale]
     cdef Array** extras = [&g.grad_out, &g.output, &g.grad_lse, &g.delta, &g.query, &g.key, &g.value, &g.bias]
     memset(&work, 0, sizeof(BackwardWork))
     memset(&views.held, 0, sizeof(views.held))
     memset(&more.held, 0, sizeof(more.held))
     try:
-        open_arrays(BACKWARD, arrays, targets, &views)
+        open_call(w, BACKWARD, arrays, batch, sizes, options, shape, &views)
         for i in range(EXTRA):
             more.held[i] = take(extra[i], extras[i], &more.view[i], EXTRA_AXES[i], i >= EXTRA_OUTPUTS)
-        set_sizes(p, shape, batch, sizes)
-        p.type, p.causal, p.left, p.right, p.scale, p.softcap = options
         prepare(w, BACKWARD)
         g.value_dim, p.value_dim = p.value_dim, 0          # the forward pass has nothing to do with values
         start(w, threads, explicit)
