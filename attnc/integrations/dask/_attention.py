@@ -74,18 +74,14 @@ def states(grid: Grid) -> tuple[da.Array, da.Array]:
     """Output and lse, both in the dtype of the sums, (batch..., q_heads, q_len[, value_dim])."""
     a = grid.args
     outputs, lses = {}, {}
-    for batch, head in grid.places():
-        for rows in grid.rows:
-            pairs = [(batch, head, rows, keys) for keys in grid.seen(rows) or grid.keys[:1]]
-            parts = [dask.delayed(_part)(*grid.inputs(*pair), grid.part(*pair), n == 0)
-                     for n, pair in enumerate(pairs)]
-            while len(parts) > 1:
-                parts = [dask.delayed(_merge)(parts[n:n + FAN_IN]) for n in range(0, len(parts), FAN_IN)]
-            shape = (*(block.stop - block.start for block in batch), (head.stop - head.start) * grid.group,
-                     rows.stop - rows.start)
-            place = (*(block.number for block in batch), head.number, rows.number)
-            lses[place] = da.from_delayed(parts[0][1], shape, a.acc)
-            outputs[*place, 0] = da.from_delayed(parts[0][0], (*shape, a.value_dim), a.acc)
+    for place, sizes, batch, head, rows in grid.row_blocks():
+        pairs = [(batch, head, rows, keys) for keys in grid.seen(rows) or grid.keys[:1]]
+        parts = [dask.delayed(_part)(*grid.inputs(*pair), grid.part(*pair), n == 0) for n, pair in enumerate(pairs)]
+        while len(parts) > 1:
+            parts = [dask.delayed(_merge)(parts[n:n + FAN_IN]) for n in range(0, len(parts), FAN_IN)]
+        shape = (*sizes, rows.size)
+        lses[place] = da.from_delayed(parts[0][1], shape, a.acc)
+        outputs[*place, 0] = da.from_delayed(parts[0][0], (*shape, a.value_dim), a.acc)
     return assembled(outputs), assembled(lses)
 
 

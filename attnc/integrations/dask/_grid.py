@@ -33,6 +33,10 @@ class Block:
     def places(self) -> slice:
         return slice(self.start, self.stop)
 
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
 
 def blocks(chunks: tuple) -> list[Block]:
     """The blocks of an axis with these chunks."""
@@ -81,9 +85,15 @@ class Grid:
     def group(self) -> int:
         return self.args.q_heads // self.args.kv_heads if self.args.kv_heads else 1
 
-    def places(self):
-        """Every (batch blocks, block of kv heads)."""
-        return product(product(*self.batch), self.heads)
+    def row_blocks(self):
+        """Every block of rows: its place, the sizes of the axes before the length, and where it lies."""
+        for batch, head, rows in product(product(*self.batch), self.heads, self.rows):
+            place = (*(block.number for block in batch), head.number, rows.number)
+            yield place, (*(block.size for block in batch), head.size * self.group), batch, head, rows
+
+    def q_heads(self, head: Block) -> slice:
+        """The query heads that read a block of kv heads."""
+        return slice(head.start * self.group, head.stop * self.group)
 
     def cut(self, array, batch, heads: slice | None, length: Block):
         """The block of an input; batch axes of length 1 serve all."""
@@ -93,8 +103,7 @@ class Grid:
 
     def inputs(self, batch, head: Block, rows: Block, keys: Block) -> list:
         """Query, key and value of a pair of blocks; the query is as wide as the sums, so that merging loses nothing."""
-        group = slice(head.start * self.group, head.stop * self.group)
-        query = self.cut(self.query, batch, group, rows).astype(self.args.acc)
+        query = self.cut(self.query, batch, self.q_heads(head), rows).astype(self.args.acc)
         rest = [None if x is None else self.cut(x, batch, head.places, keys) for x in (self.key, self.value)]
         return [query, *rest]
 
@@ -113,14 +122,14 @@ class Grid:
     def part(self, batch, head: Block, rows: Block, keys: Block) -> dict:
         """The options of a pair of blocks, in whose own places they are written."""
         found = {name: option for name, option in self.options.items() if name not in AXES}
-        within = {"h": slice(head.start * self.group, head.stop * self.group), "i": rows.places, "j": keys.places}
+        within = {"h": self.q_heads(head), "i": rows.places, "j": keys.places}
         for name, option in self.options.items():
             if name in AXES and name not in LENGTHS:
                 found[name] = _cut_option(option, AXES[name], within, batch)
         if self.args.q_lengths is not None:
-            found["q_lengths"] = np.clip(_of(self.q_length, batch) - rows.start, 0, rows.stop - rows.start)
+            found["q_lengths"] = np.clip(_of(self.q_length, batch) - rows.start, 0, rows.size)
         if self.args.kv_lengths is not None:
-            found["kv_lengths"] = np.clip(_of(self.kv_length, batch) - keys.start, 0, keys.stop - keys.start)
+            found["kv_lengths"] = np.clip(_of(self.kv_length, batch) - keys.start, 0, keys.size)
         if any(found.get(name) not in (None, False) if name != "alibi_slopes" else name in found for name in POSITIONS):
             found["q_offset"] = _of(self.offset, batch) + (rows.start - keys.start)
         return found

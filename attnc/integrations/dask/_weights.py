@@ -50,22 +50,22 @@ class AttentionWeights:
 
     def dense(self) -> da.Array:
         """The weights themselves, (batch..., q_heads, q_len, kv_len), a chunk for each pair of blocks."""
-        return self._shown(self._pairs(_dense, lambda rows, keys: (len_of(rows), len_of(keys))))
+        return self._shown(self._pairs(_dense, lambda rows, keys: (rows.size, keys.size)))
 
     def topk(self, k: int) -> TopKeys:
         """The k largest weights of each row and their keys, as `attnc.AttentionWeights.topk`: (..., q_len, k) each."""
         a, k = self._grid.args, check_k(k)
         weights, indices = {}, {}
-        for place, shape, rows, batch, head in self._rows():
+        for place, shape, batch, head, rows in self._grid.row_blocks():
             parts = [self._delayed(_topk, batch, head, rows, keys, k, keys.start) for keys in self._grid.seen(rows)]
-            best = dask.delayed(_best)(parts, k, (*shape, len_of(rows)), a.acc)
-            weights[*place, 0] = da.from_delayed(best[0], (*shape, len_of(rows), k), a.acc)
-            indices[*place, 0] = da.from_delayed(best[1], (*shape, len_of(rows), k), np.int64)
+            best = dask.delayed(_best)(parts, k, (*shape, rows.size), a.acc)
+            weights[*place, 0] = da.from_delayed(best[0], (*shape, rows.size, k), a.acc)
+            indices[*place, 0] = da.from_delayed(best[1], (*shape, rows.size, k), np.int64)
         return TopKeys(self._shown(assembled(weights)), self._shown(assembled(indices)))
 
     def key_mass(self) -> da.Array:
         """The sum over all rows of the weight of each key, (batch..., q_heads, kv_len)."""
-        masses = self._pairs(_key_mass, lambda rows, keys: (1, len_of(keys)))
+        masses = self._pairs(_key_mass, lambda rows, keys: (1, keys.size))
         return self._shown(masses.sum(-2, dtype=np.float64).astype(self.dtype))
 
     def map(self, bins: tuple[int, int]) -> da.Array:
@@ -80,17 +80,9 @@ class AttentionWeights:
     def _shown(self, result: da.Array) -> da.Array:
         return result[0] if self._grid.args.two_d else result
 
-    def _rows(self):
-        """Each block of rows: its place, the sizes before its length, and where it lies."""
-        for batch, head in self._grid.places():
-            sizes = (*map(len_of, batch), len_of(head) * self._grid.group)
-            for rows in self._grid.rows:
-                yield (*(block.number for block in batch), head.number, rows.number), sizes, rows, batch, head
-
     def _delayed(self, function, batch, head, rows, keys, *more):
         """A task on the weights of a pair of blocks."""
-        group = slice(head.start * self._grid.group, head.stop * self._grid.group)
-        lse = self._grid.cut(self._lse[..., None], batch, group, rows)[..., 0]
+        lse = self._grid.cut(self._lse[..., None], batch, self._grid.q_heads(head), rows)[..., 0]
         query, key, _ = self._grid.inputs(batch, head, rows, keys)
         options = self._grid.part(batch, head, rows, keys)
         return dask.delayed(_under)(function, query, key, lse, options, (rows.start, keys.start), more)
@@ -98,7 +90,7 @@ class AttentionWeights:
     def _pairs(self, function, shape, *more) -> da.Array:
         """A block of results for each pair of blocks; zeros where no row may see a key."""
         found = {}
-        for place, sizes, rows, batch, head in self._rows():
+        for place, sizes, batch, head, rows in self._grid.row_blocks():
             seen = {keys.number for keys in self._grid.seen(rows)}
             for keys in self._grid.keys:
                 whole = (*sizes, *shape(rows, keys))
@@ -108,10 +100,6 @@ class AttentionWeights:
                 else:
                     found[*place, keys.number] = da.zeros(whole, dtype=self.dtype, chunks=whole)
         return assembled(found)
-
-
-def len_of(block) -> int:
-    return block.stop - block.start
 
 
 def _under(function, query, key, lse, options, start, more):
