@@ -184,6 +184,11 @@ def visible(each: Case, options: dict, rows: np.ndarray | None = None) -> np.nda
     return keep
 
 
+def aligned(each: Case, options: dict) -> bool:
+    """Whether the causal triangle of a peer that aligns it top-left says all that `visible` would say."""
+    return bool(options.get("causal")) and each.q_len == each.kv_len and not options.get("window")
+
+
 def reads(each) -> bool:
     """Whether so few rows use a key once it has been read that memory decides, not arithmetic."""
     return isinstance(each, Case) and each.q_len <= DECODE_ROWS

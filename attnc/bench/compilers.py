@@ -5,13 +5,13 @@ import os
 import numpy as np
 
 from attnc.bench import Unsupported, machine
-from attnc.bench.cases import visible, wanted
+from attnc.bench.cases import aligned, visible
+from attnc.bench.peers import only
 
 
 def setup_jax(case, arrays, options, threads):
     """``jax.nn.dot_product_attention`` under ``jit``, which wants the heads after the length."""
-    if wanted(options):
-        raise Unsupported("cannot return weights")
+    only(options, "causal", "window", "scale", "mask", "bias")
     jax = _import_jax(threads)
     if case.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
@@ -20,9 +20,8 @@ def setup_jax(case, arrays, options, threads):
     if query.shape[-1] != value.shape[-1]:
         raise Unsupported("wants values as deep as keys")
     mask, bias, scale = options.get("mask"), options.get("bias"), options.get("scale")
-    triangle = bool(options.get("causal")) and case.q_len == case.kv_len and not options.get("window")
-    seen = visible(case, options)
-    if seen is not None and not triangle:
+    triangle = aligned(case, options)
+    if not triangle and (seen := visible(case, options)) is not None:
         mask = seen[None, None]
     mask, bias = (None if each is None else numpy.asarray(each) for each in (mask, bias))
 
@@ -59,20 +58,19 @@ def setup_openvino(case, arrays, options, threads):
         from openvino import opset13
     except ImportError as error:
         raise Unsupported("not installed") from error
-    if wanted(options):
-        raise Unsupported("cannot return weights")
+    only(options, "causal", "window", "scale", "mask", "bias")
     if case.dtype in ("float64", "bfloat16"):
         raise Unsupported(f"computes {case.dtype} in another precision")
     query, key, value = arrays
     parameters = [opset13.parameter(array.shape, array.dtype) for array in arrays]
     heads = [parameters[0], *(_repeated(opset13, node, array.shape, case) for node, array in zip(
         parameters[1:], (key, value), strict=True))]
-    triangle = bool(options.get("causal")) and case.q_len == case.kv_len and not options.get("window")
-    seen = visible(case, options)
+    triangle = aligned(case, options)
+    seen = None if triangle else visible(case, options)
     added = np.zeros((1, 1, 1, 1), query.dtype)
     if options.get("bias") is not None:
         added = options["bias"].astype(query.dtype)
-    if options.get("mask") is not None or (seen is not None and not triangle):
+    if options.get("mask") is not None or seen is not None:
         added = np.where(seen[None, None] if options.get("mask") is None else options["mask"], 0, -np.inf)
     scale = opset13.constant(np.array(options.get("scale", case.head_dim ** -0.5), query.dtype))
     node = opset13.scaled_dot_product_attention(*heads, opset13.constant(added.astype(query.dtype)), scale,

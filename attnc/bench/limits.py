@@ -54,36 +54,6 @@ class Reading:
         return _best(self.threads, kernels.read_bandwidth, self._memory)
 
 
-class Weights:
-    """The time the weights may take: 1.1 times the call without them and 1.3 times filling such an array: calls/s.
-
-    The array is a new one, as it is for every call that returns weights; `fill_again` is the same array once more.
-    """
-
-    name, unit = "weights", "calls/s"
-    work = 1
-
-    def __init__(self, case, arrays, options, threads):
-        plain = {name: value for name, value in options.items() if name != "want"}
-        self.call = lambda: attnc.attention(*arrays, num_threads=threads, **plain)
-        self.shape = (case.batch, case.q_heads, case.q_len, case.kv_len)
-        self.dtype = arrays[0].dtype
-        self.threads = threads
-        self.repeat = None
-
-    def probe(self) -> dict:
-        # A call is not all parallel, so whether the processors are free is seen by arithmetic.
-        busy = _best(self.threads, kernels.fma_peak, "float32")["busy"]
-        self.repeat = self.repeat or calibrate(self.call)
-        plain = min(seconds_per_call(self.call, self.repeat) for _ in range(PROBES))
-        fills = []
-        for _ in range(PROBES):
-            array = np.empty(self.shape, self.dtype)
-            fills.append((kernels.fill(array, self.threads), kernels.fill(array, self.threads)))
-        fill, again = min(fills)
-        return {"rate": 1 / (1.1 * plain + 1.3 * fill), "busy": busy, "plain": plain, "fill": fill, "fill_again": again}
-
-
 class Plain:
     """The time that a mask or a bias may take, as a multiple of the call without it: calls/s."""
 
@@ -91,16 +61,39 @@ class Plain:
     work = 1
 
     def __init__(self, case, arrays, options, threads):
-        self.call = lambda: attnc.attention(*arrays, num_threads=threads)
-        self.allowed = ALLOWED[case.drawn]
-        self.threads = threads
+        rest = {name: value for name, value in options.items() if name not in ("mask", "bias", "want")}
+        self.call = lambda: attnc.attention(*arrays, num_threads=threads, **rest)
+        self.case, self.threads = case, threads
+        self.dtype = arrays[0].dtype
         self.repeat = None
 
     def probe(self) -> dict:
+        # A call is not all parallel, so whether the processors are free is seen by arithmetic.
         busy = _best(self.threads, kernels.fma_peak, "float32")["busy"]
         self.repeat = self.repeat or calibrate(self.call)
         plain = min(seconds_per_call(self.call, self.repeat) for _ in range(PROBES))
-        return {"rate": 1 / (self.allowed * plain), "busy": busy, "plain": plain}
+        return {"busy": busy, "plain": plain} | self.allowed(plain)
+
+    def allowed(self, plain: float) -> dict:
+        """The rate that is allowed where the plain call takes so many seconds, and what else was measured for it."""
+        return {"rate": 1 / (ALLOWED[self.case.drawn] * plain)}
+
+
+class Weights(Plain):
+    """The time the weights may take: 1.1 times the call without them and 1.3 times filling such an array: calls/s.
+
+    The array is a new one, as it is for every call that returns weights; `fill_again` is the same array once more.
+    """
+
+    name = "weights"
+
+    def allowed(self, plain: float) -> dict:
+        fills = []
+        for _ in range(PROBES):
+            array = np.empty((self.case.batch, self.case.q_heads, self.case.q_len, self.case.kv_len), self.dtype)
+            fills.append((kernels.fill(array, self.threads), kernels.fill(array, self.threads)))
+        fill, again = min(fills)
+        return {"rate": 1 / (1.1 * plain + 1.3 * fill), "fill": fill, "fill_again": again}
 
 
 class Streaming:

@@ -10,18 +10,18 @@ import numpy as np
 import attnc
 from attnc import reference
 from attnc.bench import Unsupported, machine, onnxmodels
-from attnc.bench.cases import visible, wanted
+from attnc.bench.cases import aligned, visible, wanted
 
 TWIN_LIMIT = 1 << 26        # scores; the definition holds several such matrices at once
 COMPOSITE_BYTES = 1 << 28   # scores of the composite at a time: more heads than this holds go in slices
 
 
-def _only(options, *known):
-    """Refuse a case with an option that the peer has no equal of."""
+def only(options, *known, weights=False):
+    """Refuse a case with an option that the peer has no equal of, or that wants more than the peer returns."""
     unknown = sorted(set(options) - set(known) - {"want"})
     if unknown:
         raise Unsupported(f"has no {', '.join(unknown)}")
-    if set(wanted(options)) - {"weights"}:
+    if set(wanted(options)) - ({"weights"} if weights else set()):
         raise Unsupported(f"cannot return {', '.join(wanted(options))}")
 
 
@@ -65,7 +65,7 @@ def setup_twin(case, arrays, options, threads):
 
 def setup_numpy(case, arrays, options, threads):
     """What one writes with NumPy and cares: two matmuls, the softmax in place, 16-bit inputs widened first."""
-    _only(options, "causal", "window", "scale", "mask", "bias")
+    only(options, "causal", "window", "scale", "mask", "bias", weights=True)
     query, key, value = arrays
     stored, work = query.dtype, np.float64 if query.dtype == np.float64 else np.float32
     pairs, group = case.batch * case.kv_heads, case.q_heads // case.kv_heads
@@ -118,7 +118,7 @@ def _join(parts):
 def setup_torch(case, arrays, options, threads):
     """``scaled_dot_product_attention``; for weights, which it never returns, the same by matmul and softmax."""
     torch = import_torch(threads)
-    _only(options, "causal", "window", "scale", "mask", "bias")
+    only(options, "causal", "window", "scale", "mask", "bias", weights=True)
     query, key, value = (to_torch(torch, array) for array in arrays)
     seen = visible(case, options)
     given = next((options[name] for name in ("mask", "bias") if name in options), seen)
@@ -140,8 +140,7 @@ def setup_torch(case, arrays, options, threads):
                 return from_torch(torch, weights @ value), from_torch(torch, weights)
 
         return chain
-    # torch aligns its causal triangle top-left, which is only the same one for equal lengths; a window is a mask to it.
-    triangle = seen is not None and case.q_len == case.kv_len and not options.get("window")
+    triangle = aligned(case, options)       # a window is a mask to torch
 
     def fused():
         with torch.inference_mode():
@@ -180,7 +179,7 @@ def from_torch(torch, tensor):
 
 def setup_onnxruntime(case, arrays, options, threads):
     """The standard operator Attention (opset 23)."""
-    _only(options, "causal", "scale", "mask", "bias")
+    only(options, "causal", "scale", "mask", "bias", weights=True)
     _fits(case, arrays, 6 if arrays[0].dtype == np.float64 else 3)      # as measured with onnxruntime 1.32
     added = next((options[name] for name in ("mask", "bias") if name in options), None)
     scale = _scale(case, options)
@@ -189,9 +188,7 @@ def setup_onnxruntime(case, arrays, options, threads):
 
 def setup_onnxruntime_mha(case, arrays, options, threads):
     """The contributed operator MultiHeadAttention, which wants the heads side by side in the last axis."""
-    _only(options, "causal", "scale")
-    if wanted(options):
-        raise Unsupported("cannot return weights")
+    only(options, "causal", "scale")
     if case.q_heads != case.kv_heads:
         raise Unsupported("has no grouped heads")
     _fits(case, arrays, 3)
