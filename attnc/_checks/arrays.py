@@ -76,14 +76,15 @@ def _advice(name: str, dtype: np.dtype) -> str:
 
 def promoted(*dtypes: np.dtype) -> np.dtype:
     """The dtype of results: equal dtypes stay, float16 with bfloat16 is float32, otherwise the wider."""
-    if FLOAT64 in dtypes:
-        return FLOAT64
-    return dtypes[0] if all(dtype == dtypes[0] for dtype in dtypes) else FLOAT32
+    first, *others = dtypes
+    if all([dtype is first or dtype == first for dtype in others]):
+        return first
+    return FLOAT64 if FLOAT64 in dtypes else FLOAT32
 
 
 def accumulator(dtype: np.dtype) -> np.dtype:
     """The dtype in which sums and the softmax are computed: float64 for float64, else float32."""
-    return FLOAT64 if dtype == FLOAT64 else FLOAT32
+    return FLOAT64 if dtype.char == "d" else FLOAT32
 
 
 def saturated(x: np.ndarray, acc: np.dtype) -> np.ndarray:

@@ -16,26 +16,30 @@ def check_out(out, shape: tuple, dtype: np.dtype, inputs: dict, in_place: str | 
     """
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"out must be a numpy.ndarray of dtype {dtype.name} and shape {shape}, got {describe(out)}")
-    if not out.dtype.isnative:
-        raise TypeError(f"out must have native byte order, got dtype {out.dtype.str}; wanted {dtype.str}")
-    if out.dtype != dtype:
-        raise TypeError(f"out has dtype {out.dtype.name}; wanted {dtype.name}, the dtype of the result")
+    if out.dtype is not dtype:
+        if not out.dtype.isnative:
+            raise TypeError(f"out must have native byte order, got dtype {out.dtype.str}; wanted {dtype.str}")
+        if out.dtype != dtype:
+            raise TypeError(f"out has dtype {out.dtype.name}; wanted {dtype.name}, the dtype of the result")
     if out.shape != shape:
         raise ValueError(f"out has shape {out.shape}; wanted {shape}")
-    if not out.flags.writeable:
+    flags = out.flags
+    if not flags.writeable:
         raise ValueError("out is read-only; wanted a writable array")
-    if out.size and any(stride == 0 and length > 1 for stride, length in zip(out.strides, out.shape, strict=True)):
+    if not flags.c_contiguous and out.size and any(
+            stride == 0 and length > 1 for stride, length in zip(out.strides, out.shape, strict=True)):
         raise ValueError(f"out has strides {out.strides} for shape {shape}: elements share memory; "
                          "wanted an array with a place for each element")
     for name, x in inputs.items():
-        if x is None or (name == in_place and _same_elements(out, x)):
+        if x is None or (x is out and name == in_place):
             continue
-        if _overlap(out, as_array(name, x)):
+        x = as_array(name, x)
+        if np.may_share_memory(out, x) and not (name == in_place and _same_elements(out, x)) and _overlap(out, x):
             raise ValueError(f"out shares memory with {name}; wanted memory of its own")
 
 
-def _same_elements(out: np.ndarray, x) -> bool:
-    return (isinstance(x, np.ndarray) and x.dtype == out.dtype and x.shape == out.shape and x.strides == out.strides
+def _same_elements(out: np.ndarray, x: np.ndarray) -> bool:
+    return (x.dtype == out.dtype and x.shape == out.shape and x.strides == out.strides
             and x.__array_interface__["data"][0] == out.__array_interface__["data"][0])
 
 
