@@ -3,9 +3,7 @@
     python benchmarks/models.py --json benchmarks/results/models.json
 """
 
-import argparse
 import importlib.util
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import attnc
-from attnc.bench import Unsupported, machine, report, runner
+from attnc.bench import Unsupported, machine, report, runner, script
 from attnc.testing import Case, error_and_tolerance
 
 KINDS = ("attnc", "sdpa", "eager", "exact")     # exact: eager in float64, for verification alone
@@ -160,25 +158,10 @@ def table(result: dict) -> str:
     rows = []
     for case in result["cases"]:
         ratios = [case["contenders"].get(kind, {}).get("ratio") for kind in ("sdpa", "eager")]
-        rows.append([case["name"], *(f"{r['median']:.2f} ({r['min']:.2f})" if r else "-" for r in ratios),
-                     case.get("failed", "")])
-    return report.table(["forward call", "sdpa / attnc", "eager / attnc", ""], rows)
+        rows.append([case["name"], *(f"{r['median']:.2f} ({r['min']:.2f})" if r else "-" for r in ratios)])
+    return "\n".join([report.table(["forward call", "sdpa / attnc", "eager / attnc"], rows),
+                      "Paired time of the other over attnc's, median (smallest); above 1, attnc is faster."])
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=attnc.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--tiny", action="store_true", help="a model that takes no time, to see that it works")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(arguments)
-    for warning in machine.warnings():
-        print(f"Note: {warning}")
-    result = measure(TINY if options.tiny else CASES, options.threads, options.rounds)
-    print(table(result))
-    print(f"Paired time of the other over attnc's, median (smallest) of {options.rounds} rounds, {options.threads} "
-          "threads; above 1, attnc is faster.")
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 0 if result["passed"] else 1
-
+    return script.run(__doc__, CASES, TINY, measure, table, arguments)

@@ -3,17 +3,14 @@
     python benchmarks/weights.py --json benchmarks/results/weights.json
 """
 
-import argparse
-import json
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 import attnc
 from attnc import reference
-from attnc.bench import Unsupported, machine, report, runner
+from attnc.bench import Unsupported, machine, report, runner, script
 from attnc.bench.peers import import_torch, to_torch
 from attnc.testing import Case, error_and_tolerance
 
@@ -293,20 +290,4 @@ def _peer(entry, memory) -> str:
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=attnc.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--tiny", action="store_true", help="sizes that take no time, to see that it works")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(arguments)
-    for warning in machine.warnings():
-        print(f"Note: {warning}")
-    result = measure(TINY if options.tiny else CASES, options.threads, options.rounds)
-    for case in result["cases"]:
-        if "failed" in case:
-            print(f"{case['name']}: {case['failed']}")
-    if result["passed"]:
-        print(table(result))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 0 if result["passed"] else 1
+    return script.run(__doc__, CASES, TINY, measure, table, arguments)
