@@ -79,7 +79,7 @@ wheel: $(VENV)/with-wheel  ## an sdist and, from it, one wheel for every Python 
 lint: $(VENV)/with-lint  ## ruff over the repository, mypy over the package, and stubtest: whether types and modules agree
 	$(PY) -m ruff check
 	$(PY) -m mypy
-	$(PY) -m mypy.stubtest --concise --mypy-config-file pyproject.toml $(patsubst attnc/%.pyi,attnc.%,$(wildcard attnc/*.pyi))
+	$(PY) -m mypy.stubtest --concise --mypy-config-file pyproject.toml $(patsubst attnc/%.pyi,attnc.%,$(wildcard attnc/*.pyi)) attnc.weights
 
 clean:  ## remove everything that was made, .venv too
 	rm -rf $(VENV) build dist attnc.egg-info attnc/*.so .pytest_cache .ruff_cache .hypothesis

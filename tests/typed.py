@@ -29,3 +29,12 @@ attnc.attention(x, x, x, window=3)  # type: ignore[call-overload]
 attnc.attention(x, x)  # type: ignore[call-overload]
 attnc.attention(x, x, x, None)  # type: ignore[call-overload]
 attnc.attention_scores(x, x, stage="softmax")  # type: ignore[arg-type]
+
+weights = attnc.AttentionWeights(x, x, causal=True)
+assert_type(weights.entropy(), NDArray[Any])
+assert_type(weights.topk(2).indices, NDArray[Any])
+assert_type(weights.head(0, 1), attnc.AttentionWeights)
+assert_type(weights.reduce(lambda total, tile, index: total + float(tile.sum()), 0.0), float)
+assert_type(attnc.rollout([weights, weights], 1), NDArray[Any])
+weights.map(3)  # type: ignore[arg-type]
+weights.key_mass(heads="first")  # type: ignore[arg-type]
