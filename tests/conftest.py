@@ -22,9 +22,11 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(items):
-    """The instruction sets of a test case run one after another, so that they share checking.expected."""
+    """Tests with `isa` are tests of kernels; the sets of a case run one after another, to share checking.expected."""
     order = {}
     for item in items:
+        if "isa" in item.fixturenames:
+            item.add_marker("kernels")
         isa = item.callspec.params.get("isa") if hasattr(item, "callspec") else None
         case = item.nodeid.replace(f"[{isa}-", "[").replace(f"[{isa}]", "")
         order[item] = order.setdefault(case, len(order))

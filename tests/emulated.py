@@ -1,6 +1,9 @@
-"""Run the quick tests on a processor that this machine is not, by qemu's user emulation: aarch64, nehalem or haswell.
+"""Run the tests of the kernels on a processor that this machine is not, by qemu's user emulation.
 
-    python tests/emulated.py aarch64 [arguments of pytest]
+    python tests/emulated.py aarch64|nehalem|haswell [arguments of pytest]
+
+These are the tests that run once for each instruction set, and those of its choice and of threads (the marker
+`kernels`), all of them, over as many processes as there are processors.
 
 The wheel is built, for aarch64 with the cross compiler, and installed beside its requirements into build/emulated/;
 the Python of aarch64 is Debian's, unpacked there by apt-get and not installed. Needed are the Debian packages
@@ -18,17 +21,14 @@ ROOT = Path(__file__).resolve().parent.parent
 CPUS = {"aarch64": "", "nehalem": "-cpu Nehalem",
         "haswell": "-cpu Haswell,-pcid,-x2apic,-tsc-deadline,-hle,-rtm,-invpcid"}
 # NumPy is the oracle: under qemu 7.2 its AVX2 argsort is wrong (a permutation of 2100 is not inverted).
-SETTINGS = {"haswell": "NPY_DISABLE_CPU_FEATURES=X86_V3 "}
-REQUIRED = ["numpy>=2.0", "pytest>=8", "ml_dtypes>=0.5", "hypothesis>=6", "threadpoolctl>=3"]
-# What has little to do with the kernels, builds them itself, or asks how soon or in how much memory.
-ELSEWHERE = ("api", "bench", "build", "checks", "datasets", "explorer", "masks", "memory", "plot", "readme",
-             "reference", "signals", "testing", "views", "wheel")
-# The modules of x86-64 pass the whole suite on a processor that has all: here it matters what is chosen and begun.
-CHOSEN = ("isa", "simd", "invariants", "main", "threads")
+SETTINGS = {"haswell": {"NPY_DISABLE_CPU_FEATURES": "X86_V3"}}
+REQUIRED = ["numpy>=2.0", "pytest>=8", "pytest-xdist>=3.6", "ml_dtypes>=0.5", "hypothesis>=6", "threadpoolctl>=3"]
 
 
 def run(*command, **environment):
-    subprocess.run([str(word) for word in command], cwd=ROOT, check=True, env=os.environ | environment)
+    # OPENBLAS_CORETYPE would take kernels for the processor that is there, and end the emulated one's processes.
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith("OPENBLAS_")}
+    subprocess.run([str(word) for word in command], cwd=ROOT, check=True, env=inherited | environment)
 
 
 def debian_python(folder: Path) -> Path:
@@ -73,18 +73,17 @@ def environment_of(name: str, folder: Path) -> Path:
     # A script, so that the processes that the tests start are emulated too; -0: by that name Python finds pyvenv.cfg.
     wrapper = env / "bin" / "python"
     wrapper.parent.mkdir()
-    wrapper.write_text(f'#!/bin/sh\n{SETTINGS.get(name, "")}exec {emulator} -0 {wrapper} {python} "$@"\n')
+    wrapper.write_text(f'#!/bin/sh\nexec {emulator} -0 {wrapper} {python} "$@"\n')
     wrapper.chmod(0o755)
     return wrapper
 
 
 def main(name: str, *arguments: str) -> None:
     python = environment_of(name, ROOT / "build" / "emulated" / name)
-    run(python, "-P", "-m", "attnc", "info")
-    names = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")}
-    tests = sorted(names - set(ELSEWHERE)) if name == "aarch64" else CHOSEN
-    run(python, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments,
-        *(f"tests/test_{test}.py" for test in tests))
+    settings = SETTINGS.get(name, {}) | {"PYTHONSAFEPATH": "1"}     # not the attnc of the checkout, in no process
+    run(python, "-m", "attnc", "info", **settings)
+    run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "auto",
+        "-m", "kernels and not more and not peers", *arguments, **settings)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import attnc
 from attnc import _isa, reference
 from attnc.testing import assert_within
 
+pytestmark = pytest.mark.kernels
 CASES, MORE_CASES = 2000, 100_000
 
 

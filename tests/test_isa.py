@@ -12,6 +12,8 @@ from checking import inputs, plans
 import attnc
 from attnc import _cpu, _isa
 
+pytestmark = pytest.mark.kernels
+
 
 def test_the_best_one_is_chosen(python):
     assert python("import attnc; print(attnc.isa())") == _isa.available()[0]
