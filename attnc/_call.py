@@ -16,6 +16,11 @@ def run(mode: int, a, **arrays) -> tuple:
     return call(mode, *_operands(a, **arrays), a.num_threads)
 
 
+def run_plain(query, key, value, causal, out, num_threads) -> np.ndarray | None:
+    """Attention without other options, if the kernels see at once that the unchecked arguments are right."""
+    return _isa.kernels.plain_attention(query, key, value, causal, out, *resolve(num_threads))
+
+
 def statistics(part: int, a, wants: tuple, progress, **arrays) -> tuple:
     """Call the kernels for statistics of the weights; `wants` as `statistics` of the kernels takes them."""
     return _isa.kernels.statistics(part, *_operands(a, **arrays), *resolve(a.num_threads), wants, progress)

@@ -1,6 +1,6 @@
 """The entry points of one instruction set: arrays to Params, one scratch allocation, the loops without the GIL."""
 
-from cpython.buffer cimport PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer
 from cython.parallel cimport prange, threadid
 from libc.string cimport memset
 
@@ -26,10 +26,9 @@ cdef int take(object x, Array* a, Py_buffer* view, int axes, bint writable) exce
 
     Of bool and int64 the dtype is not asked. bfloat16, which can not be exported, is opened as its bits in uint16.
     """
-    cdef Py_ssize_t k
     cdef int num, dtype = F32
-    memset(a, 0, sizeof(Array))
     if x is None:
+        memset(a, 0, sizeof(Array))
         return 0
     num = x.dtype.num
     if num == NUMPY_F64:
@@ -40,6 +39,13 @@ cdef int take(object x, Array* a, Py_buffer* view, int axes, bint writable) exce
         dtype = I8
     elif num >= NUMPY_USER:
         dtype, x = BF16, x.view("uint16")
+    return open_array(x, dtype, a, view, axes, writable)
+
+
+cdef int open_array(object x, int dtype, Array* a, Py_buffer* view, int axes, bint writable) except -1:
+    """Open x as an argument of that dtype."""
+    cdef Py_ssize_t k
+    memset(a, 0, sizeof(Array))
     PyObject_GetBuffer(x, view, PyBUF_STRIDES | (PyBUF_WRITABLE if writable else 0))
     a.data, a.dtype, a.shape, a.strides = <char*> view.buf, dtype, view.shape, view.strides
     k = view.ndim - 1
@@ -171,6 +177,9 @@ cdef int start(Work* w, int threads, bint explicit) except -1:
 cdef tuple plan_of(Work* w):
     """How the call was cut: (shared, splits, block_q, block_k, threads, keep)."""
     return (w.p.shared != 0, w.p.splits, w.p.block_q, w.p.block_k, w.p.n_threads, w.p.keep != 0)
+
+
+include "plain.pxi"
 
 
 def softmax(tuple arrays, tuple shape_of_x, int type, bint logarithm, int threads, bint explicit):
