@@ -22,10 +22,10 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(items):
-    """Tests with `isa` are tests of kernels; the sets of a case run one after another, to share checking.expected."""
+    """Mark what runs once for each instruction set; those of a case run in turn, to share checking.expected."""
     order = {}
     for item in items:
-        if "isa" in item.fixturenames:
+        if {"isa", "api"} & set(item.fixturenames):
             item.add_marker("kernels")
         isa = item.callspec.params.get("isa") if hasattr(item, "callspec") else None
         case = item.nodeid.replace(f"[{isa}-", "[").replace(f"[{isa}]", "")
