@@ -25,7 +25,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-peers test-more test-wheel test-aarch64 test-qemu test-asan
+.PHONY: help run test test-peers test-more test-wheel test-aarch64 test-qemu test-asan test-tsan test-valgrind test-serial
 .PHONY: fuzz bench bench-check bench-readme wheel lint clean
 
 help:  ## show this list
@@ -68,8 +68,18 @@ bench-readme: $(VENV)/with-contenders  ## measure everything against every peer,
 	$(PY) benchmarks/readme.py
 	$(PY) benchmarks/plots.py
 
-test-asan: $(VENV)/with-test  ## quick tests with every address and undefined operation watched (gcc)
-	$(PY) tests/sanitized.py
+test-asan: $(VENV)/with-test  ## quick tests with every address and undefined operation watched, by gcc and by clang
+	$(PY) tests/variants.py gcc
+	$(PY) tests/variants.py clang
+
+test-tsan: $(VENV)/with-test  ## tests of threads with races watched (clang, libomp with Archer)
+	$(PY) tests/variants.py thread
+
+test-valgrind: $(VENV)/with-test  ## a few tests under valgrind: addresses, and values that nobody has written
+	$(PY) tests/variants.py valgrind
+
+test-serial: $(VENV)/with-test  ## the whole suite built without OpenMP
+	$(PY) tests/variants.py serial
 
 fuzz: $(VENV)/with-test  ## random integers into src/blocks.h for a minute (clang's libFuzzer), random calls of every function
 	mkdir -p build

@@ -19,7 +19,7 @@ INLINE int T(is_finite)(const REAL *x, ix n) {
 }
 
 INLINE char *T(batch)(const Params *p, const Task *t, const Array *a) {
-    return a->data + batch_offset(a, &p->batch, t->batch);
+    return place_of(a, &p->batch, t->batch, 0);
 }
 
 /* Copies of the task's rows of an array, with zeros behind; rows of padding are zeros and are not read. */
@@ -286,11 +286,10 @@ static void T(store_key_sums)(const Params *p, const Backward *w, const Task *t,
     const Array *k = &w->key, *v = &w->value;
     const REAL scale = (REAL)(p->flip ? -p->scale : p->scale);
     ix first = block * p->block_k, n = least(p->block_k, p->kv_len - first);
-    char *key = T(batch)(p, t, k) + t->kv_head * k->head + first * k->row;
-    char *value = T(batch)(p, t, v) + t->kv_head * v->head + first * v->row;
+    char *key = place_of(k, &p->batch, t->batch, t->kv_head), *value = place_of(v, &p->batch, t->batch, t->kv_head);
     for (ix j = 0; j < n; j++) {
-        if (want & WANT_KEY) T(store_sums)(k, key + j * k->row, B_(d_key) + j * w->stride, p->head_dim, scale);
-        if (want & WANT_VALUE) T(store_sums)(v, value + j * v->row, B_(d_value) + j * w->value_stride, w->value_dim, 1);
+        if (want & WANT_KEY) T(store_sums)(k, key + (first + j) * k->row, B_(d_key) + j * w->stride, p->head_dim, scale);
+        if (want & WANT_VALUE) T(store_sums)(v, value + (first + j) * v->row, B_(d_value) + j * w->value_stride, w->value_dim, 1);
     }
 }
 

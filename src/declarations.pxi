@@ -11,7 +11,6 @@ cdef extern from "runtime.h" nogil:
     Py_ssize_t share_of_l2(Py_ssize_t share)
     double seconds()
     int run_signal_handlers()
-    void count_one(Py_ssize_t* done)
     int report_progress(void* function, Py_ssize_t done, Py_ssize_t total)
     void* aligned_memory(size_t bytes)
     void free_aligned(void* memory)
@@ -33,6 +32,9 @@ cdef extern from "tiles.h" nogil:
     enum: DOT
     enum: HAS_DOT
     enum: STRIP, ROW_KEPT, ROW_CHUNK, ROW_IN_TURN, TOGETHER
+
+    ctypedef int Flag
+    ctypedef Py_ssize_t Count
 
     ctypedef struct Array:
         char* data
@@ -118,7 +120,8 @@ cdef extern from "tiles.h" nogil:
         Py_ssize_t width, pack_bytes, scratch_bytes, state_bytes
         RowWants row_wants
         KeyWants key_wants
-        int n_threads, stop
+        int n_threads
+        Flag stop
 
     ctypedef struct Range:
         Py_ssize_t start, stop
@@ -272,5 +275,6 @@ cdef struct Work:
     double* bins                   # a round's parts of maps
     Py_ssize_t chunk, chunks       # blocks of a chunk of keys, and chunks
     void* progress                 # a Python function of (done, total), or NULL
-    Py_ssize_t done, total         # tasks
+    Py_ssize_t total               # tasks,
+    Count done                     # and those that are behind us
 

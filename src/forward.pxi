@@ -59,7 +59,7 @@ cdef void one(Work* w, Step step, Py_ssize_t i, int thread) noexcept nogil:
     lay_out(w, w.scratch + thread * w.p.scratch_bytes, &task)
     step(w, i, &task, thread)
     fp_leave(state)
-    count_one(&w.done)
+    w.done += 1
     poll(w, thread)
 
 

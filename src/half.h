@@ -22,6 +22,15 @@ static inline float f16_widen(uint16_t h) {
     x.u |= (uint32_t)(h & 0x8000) << 16;
     return x.f;
 }
+/* Double to float on the way to 16 bits: of the two floats around it the one with an odd last bit, so that the next
+ * rounding sees on which side of a tie the double was (Boldo and Melquiond 2008). */
+static inline float round_to_odd(double d) {
+    union { uint32_t u; float f; } x = {.f = (float)d};
+    double rounded = x.f;
+    if (d != d || rounded == d || x.u & 1) return x.f;
+    x.u += (rounded < 0 ? -rounded : rounded) > (d < 0 ? -d : d) ? -1u : 1u;
+    return x.f;
+}
 /* Float to half, ties to even: an addition rounds at the right bit, in the subnormal range and above it. */
 static inline uint16_t f16_round(float f) {
     union { uint32_t u; float f; } x = {.f = f};

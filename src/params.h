@@ -9,6 +9,10 @@
 
 typedef ptrdiff_t ix;
 
+/* What threads of a call tell each other. */
+typedef _Atomic int Flag;
+typedef _Atomic ptrdiff_t Count;
+
 enum { F32, F64, F16, BF16, I8 };   /* stored dtypes; int8 rows of key and value come with a scale each */
 
 /* An argument: batch axes are walked through the buffer's own shape and strides, so that no rank is too high and a
@@ -58,7 +62,7 @@ typedef struct {
     RowWants row_wants;
     KeyWants key_wants;
     int n_threads;
-    volatile int stop;
+    Flag stop;
 } Params;
 
 /* A stand-alone softmax: rows of n elements over all other axes. */

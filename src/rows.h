@@ -78,8 +78,8 @@ static void T(store_row)(const REAL *src, ix n, char *dst, ix stride, int dtype)
         switch (dtype) {
         case F32: memcpy(p, &f, 4); break;
         case F64: memcpy(p, &d, 8); break;
-        case F16: h = f16_round(f); memcpy(p, &h, 2); break;
-        default: h = bf16_round(f); memcpy(p, &h, 2);
+        case F16: h = f16_round(sizeof(REAL) == 8 ? round_to_odd(d) : f); memcpy(p, &h, 2); break;
+        default: h = bf16_round(sizeof(REAL) == 8 ? round_to_odd(d) : f); memcpy(p, &h, 2);
         }
     }
 }

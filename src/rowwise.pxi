@@ -6,7 +6,7 @@ cdef struct RowWork:
     Py_ssize_t scratch_bytes           # of a thread
     Py_ssize_t pieces, of_a_task       # rows or strips
     double next_poll
-    int stop
+    Flag stop
 
 
 cdef enum:

@@ -20,7 +20,7 @@
 #endif
 
 static volatile int forked = 0;          /* set in a child: GNU OpenMP would wait there for threads that do not exist */
-static volatile int working = 0;         /* threads of this module at work, for callers that share the processor */
+static _Atomic int working = 0;          /* threads of this module at work, for callers that share the processor */
 
 static void after_fork_in_child(void) { forked = 1; working = 0; }
 static int watch_forks(void) {
@@ -33,7 +33,7 @@ static int watch_forks(void) {
 
 /* `share` 64ths of the L2 cache, which is taken for 1 MB where it is unknown or larger: a task is to need no more. */
 static ptrdiff_t share_of_l2(ptrdiff_t share) {
-    static ptrdiff_t bytes = 0;                       /* threads that race here write the same */
+    static _Atomic ptrdiff_t bytes = 0;               /* threads that race here write the same */
     if (!bytes) {
         long found = 0;
 #ifdef _SC_LEVEL2_CACHE_SIZE
@@ -69,13 +69,13 @@ static int enter_threads(int threads, int explicit_number) {
         int now = default_threads();
         threads = now < -threads ? now : -threads;
     }
-    int others = __atomic_load_n(&working, __ATOMIC_RELAXED);
+    int others = working;
     if (!explicit_number && others > 0) threads = threads - others > 1 ? threads - others : 1;
     if (forked || threads < 1) threads = 1;
-    __atomic_add_fetch(&working, threads, __ATOMIC_RELAXED);
+    working += threads;
     return threads;
 }
-static void leave_threads(int threads) { __atomic_sub_fetch(&working, threads, __ATOMIC_RELAXED); }
+static void leave_threads(int threads) { working -= threads; }
 
 static double seconds(void) {
     struct timespec now;
@@ -96,7 +96,6 @@ static int run_signal_handlers(void) {
 }
 
 /* Progress as Python sees it: function(done, total). Returns whether it raised. */
-static void count_one(volatile ptrdiff_t *done) { __atomic_add_fetch(done, 1, __ATOMIC_RELAXED); }
 static int report_progress(void *function, ptrdiff_t done, ptrdiff_t total) {
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *answer = PyObject_CallFunction((PyObject *)function, "nn", done, total);

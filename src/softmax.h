@@ -341,7 +341,7 @@ static void T(softmax_rows)(const RowOp *op, ix from, ix to, void *scratch) {
         for (; together && k + TOGETHER <= run; k += TOGETHER, x += TOGETHER * step, out += TOGETHER * out_step)
             T(softmax_together)(op, x, step, out, out_step, e);
         if (in_turn) T(softmax_in_turn)(op, x, step, out, out_step, run - k, e);
-        else for (; k < run; k++, x += step, out += out_step, where += where_step)
-            T(softmax_row)(op, x, where, out, x + step, e, line);
+        else for (; k < run; k++, x += step, out += out_step)
+            T(softmax_row)(op, x, where ? where + k * where_step : NULL, out, x + step, e, line);
     }
 }

@@ -40,10 +40,10 @@ def pip(*arguments, folder: Path, **environment) -> str:
     return done.stdout
 
 
-def compiler(file: Path, *, refuses: str = "-none", compiles: bool = True) -> str:
-    """A compiler that fails if an argument is like one of the shell patterns `refuses`; one that does not compile
-    writes its arguments to a log beside it and gives empty files."""
-    work = f'exec {COMPILER} "$@"' if compiles else f'''\
+def compiler(file: Path, *, cc: str = COMPILER, refuses: str = "-none", flags: str = "", compiles: bool = True) -> str:
+    """A compiler that fails if an argument is like one of the shell patterns `refuses`, and else adds `flags`; one that
+    does not compile writes its arguments to a log beside it and gives empty files."""
+    work = f'exec {cc} "$@" {flags}' if compiles else f'''\
     echo "$*" >> {file}.log
     while [ $# -gt 1 ]; do [ "$1" != -o ] || : > "$2"; shift; done'''
     file.write_text(f'''\

@@ -213,6 +213,7 @@ def errors():
     yield ValueError, "capacity must be an integer from 1", lambda m: m.KVCache(1, 2, 8, capacity=0, dtype="float32")
     yield TypeError, "dtype is int16; wanted float32", lambda m: m.KVCache(1, 2, 8, capacity=4, dtype="int16")
     yield TypeError, "dtype must be a dtype", lambda m: m.KVCache(1, 2, 8, capacity=4, dtype="floaty")
+    yield TypeError, "dtype must be a dtype, got None", lambda m: m.KVCache(1, 2, 8, capacity=4, dtype=None)
     yield ValueError, "bounded number of keys", lambda m: m.KVCache(1, 2, 8, capacity=4, dtype="f4", window=(None, 0))
     yield ValueError, "capacity of at least 5", lambda m: m.KVCache(1, 2, 8, capacity=4, dtype="f4", window=(4, 0))
     yield ValueError, r"key has shape \(2, 4, 24\); wanted \(batch", \

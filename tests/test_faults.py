@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from calls import all_calls, arrays_of
+from checking import inputs
 from test_checks import WRONG, check
 from test_memory import resident
 
@@ -64,6 +65,7 @@ def test_no_memory_anywhere(python):
 import resource
 import numpy as np, attnc
 from calls import all_calls, arrays_of
+from checking import inputs
 calls = all_calls(q_len=200, kv_len=1500)
 small = all_calls()
 def run(calls, room):
@@ -125,6 +127,60 @@ def test_reference_counts_after_errors(name):
     assert max(grown) < 10, grown        # None, True and small ints are held by others too
 
 
+def failing_calls():
+    """Calls that fail in each function and object but attention itself, at every stage; and the arrays they take."""
+    query, key, value = inputs(np.random.default_rng(0), (2,), 4, 2, 6, 9, 8)
+    result = attnc.attention(query, key, value, want="lse")
+    weights, tokens, bounds = attnc.AttentionWeights(query, key), query[0].swapaxes(0, 1).copy(), np.array([0, 2, 6])
+    twice, out, odd = np.array([0, 4, 2]), np.empty((2, 4, 6, 9)), np.full((2, 2, 9, 8), np.nan, np.float32)
+    cache, state = attnc.KVCache(2, 2, 8, capacity=9, dtype=np.int8), attnc.AttentionState(query)
+    full = attnc.KVCache(2, 2, 8, capacity=9, dtype="float32")
+    full.append(key, value)
+
+    def interrupted(*_):
+        raise KeyError("stop")
+
+    calls = [
+        lambda: attnc.attention_backward(query, query, key, value, result.output, result.lse[0]),
+        lambda: attnc.attention_backward(key, query, key, value, result.output, result.lse),
+        lambda: attnc.attention_backward(query, query, key, value, result.output, result.lse, want="keys"),
+        lambda: attnc.softmax_backward(query, key), lambda: attnc.log_softmax_backward(query, query, 7),
+        lambda: attnc.attention_varlen(tokens, tokens, tokens, twice, bounds),
+        lambda: attnc.attention_varlen(tokens, tokens, tokens[:3], bounds, bounds),
+        lambda: attnc.merge_states([(query, result.lse), (key, result.lse)]), lambda: attnc.merge_states([query, key]),
+        lambda: cache.append(key, odd), lambda: cache.append(key[:1], value), lambda: cache.attend(query, sinks=key),
+        lambda: full.append(key, value), lambda: full.truncate(twice), lambda: full.reorder(twice),
+        lambda: attnc.KVCache(2, 2, 8, capacity=9, dtype=query), lambda: state.update(key, value[:, :, 1:]),
+        lambda: state.update(key, value, mask=bounds), lambda: attnc.AttentionState(query, sinks=key),
+        lambda: attnc.AttentionWeights(query, key[..., 1:]), lambda: weights[..., bounds + 9], lambda: weights[query],
+        lambda: weights.dense(out=query), lambda: weights.dense(out=out, dtype="float32"),
+        lambda: weights.dense(progress=interrupted), lambda: weights @ key, lambda: weights.T @ key[0, 0],
+        lambda: weights.map(bounds), lambda: weights.pool(bounds, twice), lambda: weights.lost_mass(query),
+        lambda: weights.key_mass(rows=twice + 9), lambda: weights.key_mass(row_weights=odd), lambda: weights.topk(key),
+        lambda: weights.sparse(threshold=bounds), lambda: weights.summary(topk=0), lambda: weights.head(0),
+        lambda: attnc.rollout([weights, query], 1), lambda: attnc.rollout([weights] * 2, query),
+        lambda: attnc.softmax(query, where=bounds), lambda: attnc.weighted_sum(out, value[..., 1:, :]),
+    ]
+    return calls, (query, key, value, tokens, bounds, twice, out, odd, result.output, result.lse, interrupted)
+
+
+def fails(call):
+    with pytest.raises((TypeError, ValueError, IndexError, KeyError)):
+        call()
+
+
+def test_reference_counts_after_errors_elsewhere():
+    calls, held = failing_calls()
+    for call in calls:
+        fails(call)
+    gc.collect()
+    before = [sys.getrefcount(x) for x in held]
+    for call in calls * 20:
+        fails(call)
+    gc.collect()
+    assert [sys.getrefcount(x) for x in held] == before
+
+
 @pytest.mark.parametrize("steep", [1, 3, 10, 30])
 def test_no_call_raises_a_floating_point_error(isa, steep):
     """Masked rows, weights of 1e-40 and of 0: nothing shows, even where NumPy is told to raise for everything."""
@@ -142,8 +198,10 @@ def run_many(calls, times):
 
 
 @pytest.mark.more
-def test_ten_thousand_calls_take_no_memory():
-    calls = list(all_calls(q_len=7, kv_len=40).values())
+@pytest.mark.parametrize("right", [True, False], ids=["right", "failing"])
+def test_ten_thousand_calls_take_no_memory(right):
+    calls = list(all_calls(q_len=7, kv_len=40).values()) if right else [
+        lambda call=call: fails(call) for call in failing_calls()[0]]
     run_many(calls, 20)
     gc.collect()
     before = resident()

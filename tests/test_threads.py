@@ -2,12 +2,9 @@
 
 import ctypes
 import os
-import platform
 import re
 import sys
 import threading
-import warnings
-from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -190,74 +187,3 @@ thread.start(); thread.join()
 print(len(found))
 """
     assert python(code, OMP_STACKSIZE="256K") == "3"
-
-
-# The floating-point state of the caller: bits of the flags, words of fenv_t with control and flags, flush to zero,
-# rounding up and to zero. The inexact flag is raised by any division in Python, such as that of the default scale.
-
-State = namedtuple("State", "invalid divide overflow underflow inexact control flags flush up zero")
-STATES = {"x86_64": State(1, 4, 8, 16, 32, 7, 7, 0x8040, 0x4000, 0x6000),
-          "aarch64": State(1, 2, 4, 8, 16, 0, 1, 1 << 24, 1 << 22, 3 << 22)}
-STATE = STATES.get(platform.machine())
-needs_state = pytest.mark.skipif(STATE is None or platform.libc_ver()[0] != "glibc",
-                                 reason="the layout of the floating-point state is not known here")
-
-
-@needs_state
-def test_no_flag_is_left_and_no_warning_given(isa):
-    """Masked places, -inf, underflow and lanes behind the end of a row are computed on, and must not show."""
-    libm = ctypes.CDLL("libm.so.6")
-    forbidden = STATE.invalid | STATE.divide | STATE.overflow | STATE.underflow
-    random = np.random.default_rng(0)
-    for q_len, kv_len, dim in ((1, 1, 1), (3, 33, 5), (7, 40, 40), (70, 65, 16), (2, 3000, 8)):
-        query, key, value = inputs(random, (1,), 2, 2, q_len, kv_len, dim)
-        bias = np.where(random.random((q_len, kv_len)) < 0.5, -np.inf, -200 * random.random((q_len, kv_len)))
-        large = np.sign(value) * np.float32(3e38)
-        with warnings.catch_warnings(), np.errstate(all="raise"):
-            warnings.simplefilter("error")
-            libm.feclearexcept(forbidden)
-            attnc.attention(query, key, value, bias=bias, causal=True, want=("lse", "weights"), num_threads=1)
-            attnc.attention(query, key, large, softcap=0.1)
-            attnc.softmax(np.full((3, 3), -np.inf))
-            attnc.log_softmax(query * np.float32(1e20))
-            assert libm.fetestexcept(forbidden) == 0
-
-
-def environment(libm, changed=None):
-    """The floating-point environment of this thread; with `changed` it is set to that first."""
-    words = (ctypes.c_uint32 * 8)()
-    if changed is not None:
-        libm.fesetenv(changed)
-    libm.fegetenv(words)
-    return words
-
-
-@needs_state
-@pytest.mark.parametrize("modes", [("flush",), ("up",), ("zero",), ("flush", "zero")], ids="-".join)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_callers_control_word_changes_no_bit_and_stays(isa, modes, threads):
-    random = np.random.default_rng(0)
-    query, key, value = inputs(random, (1,), 4, 2, 80, 300, 16)
-    value, steep = value * np.float32(1e-40), query * 30
-    calls = (lambda: attnc.attention(query, key, value, want=("lse", "weights"), num_threads=threads),
-             lambda: attnc.attention(query[:, :, :1], key, value, num_threads=threads),
-             lambda: attnc.softmax(steep, num_threads=threads),
-             lambda: attnc.weighted_sum(query[..., :5], value[:, :, :5], num_threads=threads))
-    wanted = [call() for call in calls]
-    assert wanted[0].output.any()
-    libm = ctypes.CDLL("libm.so.6")
-    before, odd = environment(libm), environment(libm)
-    odd[STATE.flags] &= ~(STATE.invalid | STATE.divide | STATE.overflow | STATE.underflow | STATE.inexact)
-    for mode in modes:
-        odd[STATE.control] |= getattr(STATE, mode)
-    try:
-        for call, right in zip(calls, wanted, strict=True):
-            environment(libm, odd)
-            got = call()
-            after = environment(libm)
-            environment(libm, before)
-            for word in (STATE.control, STATE.flags):
-                assert (after[word] ^ odd[word]) & ~STATE.inexact == 0, "control word and flags as they were"
-            assert_same_bits(got, right)
-    finally:
-        environment(libm, before)

@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from checking import assert_same_bits, inputs
+from checking import assert_same_bits, dtype_of, inputs
 from weighing import Twins
 
 import attnc
@@ -187,6 +187,36 @@ def test_dense_into_any_float_array(isa, tmp_path):
     mapped = np.memmap(tmp_path / "weights", np.float32, "w+", shape=W.shape)
     assert_same_bits(np.asarray(W.dense(out=mapped)), dense)
     assert make().head_mean(out=np.empty((2, 9, 12), np.float32)).shape == (2, 9, 12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_doubles_are_rounded_once(isa, dtype, seed):
+    """No neighbour of a dense weight is nearer to it: by way of float32 ten in a million would have one."""
+    W = attnc.AttentionWeights(*inputs(np.random.default_rng(seed), (), 4, 4, 500, 500, 4, dtype="float64")[:2])
+    wanted, got = W.dense(), W.dense(dtype=dtype_of(dtype))
+    error = np.abs(got.astype(np.float64) - wanted)
+    for step in (1, -1):
+        neighbour = (got.view(np.int16) + np.int16(step)).view(got.dtype).astype(np.float64)
+        assert not (np.abs(neighbour - wanted) < error).any()
+
+
+def test_too_much_is_refused_before_places_are_listed(python):
+    taken = python("""
+import resource, numpy as np, attnc
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+x = np.broadcast_to(np.float32(1), (2**24, 1))
+W = attnc.AttentionWeights(x, x)
+before = peak()
+for call in (lambda: W[:, 1:], lambda: W.map((2**24, 2**24)), lambda: W.dense()):
+    try:
+        call()
+    except (MemoryError, ValueError):
+        continue
+    raise AssertionError("that is 2**50 bytes")
+print(peak() - before)
+""")
+    assert int(taken) < 32 * 1024, "a list of these places has 128 MiB"
 
 
 def test_sparse_parts_are_the_weights(isa):

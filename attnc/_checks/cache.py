@@ -34,6 +34,8 @@ def cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window) -
         ("batch", batch), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim))]
     sizes.append(integer("capacity", capacity, 1, MOST))
     try:
+        if dtype is None:       # which NumPy takes for float64
+            raise TypeError
         dtype = np.dtype(dtype)
     except TypeError:
         raise TypeError(f"dtype must be a dtype, got {describe(dtype)}") from None

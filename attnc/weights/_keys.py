@@ -144,6 +144,7 @@ class KeyStatistics:
 
     def _map_bins(self, bins, reduce: str) -> Bins:
         row_bins, key_bins = checks.check_bins(bins, self._a)
+        np.empty((*self.shape[:-2], row_bins, key_bins), self._a.acc)       # refused before any place is listed
         return Bins(checks.bin_labels(row_bins, self._a.q_len), checks.bin_labels(key_bins, self._a.kv_len), row_bins,
                     key_bins, reduce == "max")
 

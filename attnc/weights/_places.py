@@ -16,10 +16,11 @@ BLOCK_BYTES = 8 << 20     # of dense weights that are made only to take some of 
 def select(W, chosen: Selection) -> np.ndarray:
     """What NumPy would give for the dense weights."""
     rows, keys = chosen.rows, chosen.keys
-    lead = [len(range(*one.indices(length))) for one, length in zip(chosen.lead, W.shape[:-2], strict=True)]
+    lead = [_count(*side) for side in zip(chosen.lead, W.shape[:-2], strict=True)]
     if isinstance(rows, slice) or isinstance(keys, slice):
-        some_rows, some_keys = (_listed(one, length) for one, length in zip((rows, keys), W.shape[-2:], strict=True))
-        out = np.empty((*lead, some_rows.size, some_keys.size), W.dtype)
+        sides = list(zip((rows, keys), W.shape[-2:], strict=True))
+        out = np.empty((*lead, *(_count(*side) for side in sides)), W.dtype)      # refused before any place is listed
+        some_rows, some_keys = (_listed(*side) for side in sides)
         outer(W, chosen.lead, some_rows.ravel(), some_keys.ravel(), out)
         out = out.reshape(*lead, *some_rows.shape, *some_keys.shape)
     else:
@@ -31,6 +32,10 @@ def select(W, chosen: Selection) -> np.ndarray:
         out = np.moveaxis(out, range(first, first + max(arrays)), range(max(arrays)))
         return out.reshape([n for i, n in enumerate(out.shape) if i - max(arrays) not in chosen.drop])
     return out.reshape([n for i, n in enumerate(out.shape) if i not in chosen.drop])
+
+
+def _count(one: slice | np.ndarray, length: int) -> int:
+    return len(range(*one.indices(length))) if isinstance(one, slice) else one.size
 
 
 def _listed(one: slice | np.ndarray, length: int) -> np.ndarray:

@@ -198,3 +198,18 @@ def test_differs_multihead_weights_come_after_dropout():
         _, weights = multihead(dropout=0.5).train()(*[torch.from_numpy(x)] * 3)
     assert np.abs(weights.numpy().sum(-1) - 1).max() > 0.1
     np.testing.assert_allclose(attnc.attention_weights(heads(x), heads(x)).sum(-1), 1, rtol=0, atol=1e-14)
+
+
+def test_torch_may_flush_subnormal_numbers():
+    """The switch of this thread, and of those that are started under it, changes no bit of a result."""
+    query, key, value = inputs("float32", q_len=90, kv_len=300)
+    value = value * np.float32(1e-40)
+    wanted = attnc.attention(query, key, value, num_threads=1)
+    assert wanted.any() and torch.set_flush_denormal(True)
+    try:
+        got = [attnc.attention(query, key, value, num_threads=n) for n in (1, 2, 5)]
+        assert not (torch.from_numpy(value) * 1).any(), "still set"
+    finally:
+        torch.set_flush_denormal(False)
+    for one in got:
+        np.testing.assert_array_equal(one, wanted)

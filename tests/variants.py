@@ -1,0 +1,136 @@
+"""Run tests on kernels that are built otherwise: watched by sanitizers or valgrind, or without OpenMP.
+
+    python tests/variants.py gcc|clang|thread|valgrind|serial [--planted] [arguments of pytest]
+
+gcc and clang watch addresses and undefined operations. thread is Clang's race detector, with LLVM's OpenMP (Debian's
+libomp-dev), of which Archer tells it what a parallel region orders. valgrind is memcheck on kernels built as usual.
+serial has no OpenMP, and runs the whole suite. The modules are built from a copy of the sources in build/variants/ and
+loaded after the runtime of the sanitizer; Python and NumPy themselves are not watched. With --planted the copy has a
+fault, and the run succeeds if it is reported.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_tree import ROOT, compiler, copy_sources
+
+QUICK = ("invariants", "special", "softmax", "states", "varlen", "weighted_sum", "given_lse", "backward", "cache",
+         "weights_calls")
+LOG = "report"      # where a sanitizer writes, with the number of the process behind
+
+
+@dataclass(frozen=True)
+class Fault:
+    file: str
+    there: str              # in it,
+    instead: str            # what takes its place,
+    test: str               # a test that comes by,
+    reported: str           # and what the report says then
+
+
+@dataclass(frozen=True)
+class Way:
+    compiler: str
+    flags: str              # of compiler and linker
+    tests: tuple[str, ...]
+    fault: Fault | None
+    refuses: str = "-none"              # flags of the sets that are left out
+    left_out: str = "memory_limit"      # tests: a limit of the address space leaves no room for the shadow memory
+
+
+WAYS = {
+    "gcc": Way("gcc", "-fsanitize=address,undefined -fno-sanitize-recover=undefined", QUICK,
+               Fault("src/runtime.h", "&memory, 64, bytes ?", "&memory, 64, bytes > 9999 ? bytes / 2 : bytes ?",
+                     "states", "heap-buffer-overflow")),
+    "clang": Way("clang", "-fsanitize=address,undefined -fno-sanitize-recover=undefined -shared-libasan", QUICK,
+                 Fault("src/tile.h", "!t->query || ", "", "weighted_sum", "applying zero offset to null pointer")),
+    "thread": Way("clang", "-fsanitize=thread", ("threads", "faults", "bits", "cache", "invariants", "backward"),
+                  Fault("src/params.h", "_Atomic ptrdiff_t Count", "ptrdiff_t Count", "bits", "data race"),
+                  refuses="-march=x86-64-v4", left_out="memory_limit or no_memory or refused_scratch"),
+    # valgrind 3.19 knows no AVX-512: there Python is not offered those sets.
+    "valgrind": Way("gcc", "", ("special",),
+                    Fault("src/tile.h", "        t->row_sum[r] = 0;\n", "", "special", "uninitialised"),
+                    refuses="-march=x86-64-v4"),
+    # Built without flags of their own: what builds is tested on the usual kernels.
+    "serial": Way("gcc", "", (), None, refuses="-fopenmp", left_out="test_build or test_wheel"),
+}
+
+
+def said(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def library(file: str, cc: str = "gcc") -> str:
+    return said(cc, f"-print-file-name={file}")
+
+
+def build(way: Way, folder: Path, planted: bool) -> None:
+    """The package in folder/site, from a copy of the sources."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    tree = copy_sources(folder / "tree")
+    if planted and way.fault:
+        file, fault = tree / way.fault.file, way.fault
+        text = file.read_text()
+        assert fault.there in text, f"{fault.file} has no {fault.there!r}"
+        file.write_text(text.replace(fault.there, fault.instead))
+    # Last, behind the -g0 of setup.py: with lines in the reports.
+    cc = compiler(folder / "cc", cc=way.compiler, refuses=way.refuses,
+                  flags=f"{way.flags} -fno-omit-frame-pointer -gdwarf-4 -g1")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-build-isolation",
+         "--no-deps", "--target", folder / "site", tree], check=True, env=os.environ | {"CC": cc})
+
+
+def settings(name: str, log: Path) -> tuple[list[str], dict[str, str]]:
+    """The command that goes before Python, and the environment, in which a way watches."""
+    # Old runtimes have no room for themselves where addresses are drawn from 32 bits, as newer kernels do: -R.
+    front = ["setarch", "-R"]
+    preload = [library("libstdc++.so.6")]           # throws NumPy's errors
+    if name == "serial":
+        return [], {}
+    if name == "valgrind":
+        front += ["valgrind", "--quiet", "--error-exitcode=66", f"--log-file={log}.%p", "--num-callers=20"]
+        return front, {}
+    if name == "thread":
+        # GCC's runtime has the same interface; LLVM 14's crashes when it is preloaded, as its libstdc++ starts first.
+        preload.insert(0, library("libtsan.so"))
+        archer = Path(said("clang", "-print-resource-dir")).parents[1] / "libarcher.so"
+        return front, {"LD_PRELOAD": " ".join(preload), "OMP_TOOL_LIBRARIES": str(archer),
+                       "TSAN_OPTIONS": f"ignore_noninstrumented_modules=1:exitcode=66:log_path={log}"}
+    runtime = library("libasan.so") if name == "gcc" else library("libclang_rt.asan-x86_64.so", "clang")
+    return front, {"LD_PRELOAD": " ".join([runtime, *preload]),
+                   "ASAN_OPTIONS": f"detect_leaks=0:allocator_may_return_null=1:log_path={log}",
+                   "UBSAN_OPTIONS": f"print_stacktrace=1:log_path={log}"}
+
+
+def main(name: str, *arguments: str) -> int:
+    way, folder = WAYS[name], ROOT / "build" / "variants" / name
+    planted = "--planted" in arguments
+    build(way, folder, planted)
+    front, watched = settings(name, folder / LOG)
+    # Python's own pools would hide overruns.
+    watched |= {"PYTHONPATH": str(folder / "site"), "PYTHONMALLOC": "malloc"}
+    python = [*front, sys.executable, "-P", "-m"]
+    tests = [way.fault.test] if planted and way.fault else way.tests
+    environment = os.environ | watched
+    subprocess.run([*python, "attnc", "info"], cwd=ROOT, env=environment, check=True)
+    status = subprocess.run(
+        [*python, "pytest", "-q", "-p", "no:cacheprovider", "-k", f"not ({way.left_out})",
+         *(word for word in arguments if word != "--planted"), *(f"tests/test_{test}.py" for test in tests)],
+        cwd=ROOT, env=environment).returncode
+    reports = "".join(path.read_text(errors="replace") for path in folder.glob(f"{LOG}.*"))
+    print(reports)
+    if planted and way.fault:
+        return 0 if way.fault.reported in reports else 1
+    return status or bool(reports)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] not in [[name] for name in WAYS]:
+        sys.exit(__doc__)
+    sys.exit(main(*sys.argv[1:]))
