@@ -26,7 +26,7 @@ cdef void compute(Work* w) noexcept nogil:
         elif w.mode == WEIGHTS:
             run(w, weights_step, w.heads * p.q_blocks * p.splits)
         elif p.splits == 1:
-            run(w, attend_step, w.heads * p.q_blocks)
+            run(w, attend_step, w.heads * p.q_blocks, heads_together(p))
         else:
             w.first_split = 0
             while w.first_split < p.splits and not p.stop:
@@ -38,28 +38,30 @@ cdef void compute(Work* w) noexcept nogil:
         w.first_head += w.heads
 
 
-cdef void run(Work* w, Step step, Py_ssize_t n) noexcept nogil:
-    """Tasks in order, each to the next free thread; they write disjoint memory and need no lock."""
-    cdef Py_ssize_t i
-    cdef int threads = <int> least(w.p.n_threads, n)
+cdef void run(Work* w, Step step, Py_ssize_t n, Py_ssize_t together=1) noexcept nogil:
+    """Tasks in order, so many together, to the next free thread; they write disjoint memory and need no lock."""
+    cdef Py_ssize_t i, shares = ceil_div(n, together)
+    cdef int threads = <int> least(w.p.n_threads, shares)
     if threads == 1:                # a parallel region of one thread would cost a microsecond
-        for i in range(n):
-            one(w, step, i, 0)
+        for i in range(shares):
+            some(w, step, i * together, least(n, (i + 1) * together), 0)
         return
-    for i in prange(n, schedule="dynamic", chunksize=1, num_threads=threads):
-        one(w, step, i, threadid())
+    for i in prange(shares, schedule="dynamic", chunksize=1, num_threads=threads):
+        some(w, step, i * together, least(n, (i + 1) * together), threadid())
 
 
-cdef void one(Work* w, Step step, Py_ssize_t i, int thread) noexcept nogil:
+cdef void some(Work* w, Step step, Py_ssize_t first, Py_ssize_t stop, int thread) noexcept nogil:
     cdef fp_state state
     cdef Task task
+    cdef Py_ssize_t i
     if w.p.stop:
         return
     state = fp_enter()
-    lay_out(w, w.scratch + thread * w.p.scratch_bytes, &task)
-    step(w, i, &task, thread)
+    for i in range(first, stop):
+        lay_out(w, w.scratch + thread * w.p.scratch_bytes, &task)
+        step(w, i, &task, thread)
     fp_leave(state)
-    w.done += 1
+    w.done += stop - first
     poll(w, thread)
 
 

@@ -61,9 +61,9 @@ INLINE VINT T(pack_chunk)(const int direct, const Array *a, const char *src, con
             T(load_row)(src, a->col, a->dtype, valid, line);
             x = line;
         }
-        __builtin_prefetch(src + 16 * a->row);
         for (ix v = 0; v < vectors; v++) {
             VEC y = V(loadu)(x + v * LANES);
+            __builtin_prefetch(src + 16 * a->row + v * (ix)sizeof(VEC));
             if (!direct && scale) y *= V(set1)((REAL)scale[j]);
             large |= ~((VEC)((VINT)y & MAGNITUDE) < V(set1)(APART));
             V(store)(dst + v * LANES, y);

@@ -10,6 +10,7 @@ cdef enum:
     # FLOP that two threads share: 0.66 M took 8.1 microseconds alone and 7.0 by two whose pool was awake, 2.4 M 16.3 and
     # 11.3, 4.7 M 29.5 and 18.2; the border is above the break-even because a pool that sleeps has to be woken first.
     LEAST_PARALLEL_WORK = 2000000
+    TASK_WORK = 4000000              # FLOP of small heads that are one task: 15 microseconds
 
 
 cdef Py_ssize_t padded(Py_ssize_t nbytes) noexcept nogil:
@@ -111,6 +112,15 @@ cdef bint worth_threads(const Params* p) noexcept nogil:
     """Whether the call is long enough to share: products, and packing the keys as so many products of eight rows."""
     cdef double work = 2.0 * (p.head_dim + p.value_dim) * p.kv_len * (p.rows + 8) * p.batches * p.kv_heads
     return work >= LEAST_PARALLEL_WORK
+
+
+cdef Py_ssize_t heads_together(const Params* p) noexcept nogil:
+    """How many small heads are one task, which then costs little: so many FLOP, if that leaves four tasks a thread."""
+    cdef Py_ssize_t heads = p.batches * p.kv_heads
+    cdef double work = 2.0 * (p.head_dim + p.value_dim) * p.kv_len * p.rows
+    if p.q_blocks > 1 or p.shared:
+        return 1
+    return <Py_ssize_t> most(1, least(<Py_ssize_t> (TASK_WORK / most(1, <Py_ssize_t> work)), heads // (4 * p.n_threads)))
 
 
 cdef bint whole_heads(const Params* p, Py_ssize_t real) noexcept nogil:

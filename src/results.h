@@ -25,6 +25,11 @@ INLINE char *T(row_pointer)(const Task *t, const Array *a, char *batch, ix r) {
     return batch + t->row[r].position * a->row + t->row[r].head * a->head;
 }
 
+/* Whether the rows of the output are whole vectors of REAL, which can be written in place. */
+INLINE int T(whole_out)(const Params *p) {
+    return p->out.dtype == NATIVE && p->out.col == (ix)sizeof(REAL) && p->value_dim == p->value_stride;
+}
+
 static void T(finish)(const Params *p, Task *t, ix r0, ix n) {
     for (ix r = r0; r < r0 + n; r++) {
         if (p->q_starts.data && t->row[r].position >= t->lengths.q_length) continue;
@@ -40,10 +45,11 @@ static void T(finish)(const Params *p, Task *t, ix r0, ix n) {
         /* + 0: a sum that underflowed to -0 becomes 0, so that keys which add nothing can not turn its sign */
         char *dst = T(row_pointer)(t, &p->out, t->out, r);
         for (ix i = 0; i < p->value_dim * (ix)sizeof(REAL); i += 64) __builtin_prefetch(dst + GROUP_ROWS * p->out.row + i, 1);
-        if (sum == 0) memset(o, 0, p->value_stride * sizeof(REAL));
+        REAL *x = T(whole_out)(p) && !t->uses_apart ? (REAL *)dst : o;
+        if (sum == 0) memset(x, 0, p->value_stride * sizeof(REAL));
         else if (t->uses_apart) for (ix i = 0; i < p->value_stride; i++) o[i] = o[i] * f + (big[i] * f) * (1 / APART_SCALE);
-        else for (ix i = 0; i < p->value_stride; i++) o[i] = o[i] * f + 0;
-        T(store_row)(o, p->value_dim, dst, p->out.col, p->out.dtype);
+        else for (ix i = 0; i < p->value_stride; i += LANES) V(storeu)(x + i, V(load)(o + i) * V(set1)(f) + V(set1)(0));
+        if (x == o) T(store_row)(o, p->value_dim, dst, p->out.col, p->out.dtype);
     }
 }
 
