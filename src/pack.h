@@ -63,7 +63,7 @@ INLINE VINT T(pack_chunk)(const int direct, const Array *a, const char *src, con
         }
         for (ix v = 0; v < vectors; v++) {
             VEC y = V(loadu)(x + v * LANES);
-            __builtin_prefetch(src + 16 * a->row + v * (ix)sizeof(VEC));
+            if (v * sizeof(VEC) % 64 == 0) __builtin_prefetch(src + 16 * a->row + v * (ix)sizeof(VEC));
             if (!direct && scale) y *= V(set1)((REAL)scale[j]);
             large |= ~((VEC)((VINT)y & MAGNITUDE) < V(set1)(APART));
             V(store)(dst + v * LANES, y);
@@ -99,9 +99,25 @@ static void T(load_value)(const Params *p, const Task *t, ix key, ix start, ix n
         for (ix i = 0; i < n; i++) dst[i] *= (REAL)t->value_scale[key];
 }
 
+/* Whether the values of a task's only block lie in memory as they would be packed, none of them to be kept apart. Looking
+ * at them takes a quarter of the time of copying them (64 rows of 64). */
+static int T(packed_already)(const Params *p, const Task *t, ix n) {
+    const Array *a = &p->value;
+    const REAL *x = (const REAL *)t->value;
+    VINT large = {0}, none = {0};
+    if (p->shared || p->k_blocks > 1 || a->dtype != NATIVE || a->col != (ix)sizeof(REAL) || p->value_dim != p->value_stride
+        || a->row != p->value_dim * (ix)sizeof(REAL) || T(chunks)(p) > 1 || (uintptr_t)x % sizeof(REAL)) return 0;
+    for (ix i = 0; i < n * p->value_dim; i += LANES) {
+        __builtin_prefetch((const char *)(x + i) + 2048);
+        large |= ~((VEC)((VINT)V(loadu)(x + i) & MAGNITUDE) < V(set1)(APART));
+    }
+    return !memcmp(&large, &none, sizeof none);
+}
+
 static void T(pack)(const Params *p, Task *t, ix block, Packed kv) {
     ix first = block * p->block_k, n = least(p->block_k, t->lengths.kv_length - first);
     T(pack_keys)(p, t->key, t->key_scale, first, n, kv.keys);
     *kv.n_apart = 0;
-    if (p->value_dim) T(pack_values)(p, t->value, t->value_scale, first, n, t->line, kv);
+    if (p->value_dim && T(packed_already)(p, t, n)) t->packed.values = (void *)t->value;
+    else if (p->value_dim) T(pack_values)(p, t->value, t->value_scale, first, n, t->line, kv);
 }

@@ -49,7 +49,7 @@ def plain_attention(query, key, value, causal, out, threads, bint explicit):
             return None
         given = out is not None
         if not given:
-            out = EMPTY(query.shape if p.value_dim == p.head_dim else (*query.shape[:-1], p.value_dim), dtype)
+            out = EMPTY(query.shape if p.value_dim == p.head_dim else (*query.shape[:view.ndim - 1], p.value_dim), dtype)
         views.held[3] = open_array(out, code, &p.out, &view[3], axes, False)
         if given and not plain_out(p, view):
             return None
