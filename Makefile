@@ -12,17 +12,6 @@ RESULT := benchmarks/results/readme.json
 # These variables force OpenBLAS to an older kernel, which would flatter attnc against NumPy.
 FAIR := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 
-# What test-more makes besides its own tests, and the programs that each needs: without them it is left out, by name.
-MORE := test-asan test-aarch64 test-qemu
-NEEDS_test-asan := gcc
-NEEDS_test-aarch64 := qemu-aarch64-static aarch64-linux-gnu-gcc
-NEEDS_test-qemu := qemu-x86_64-static
-missing = $(strip $(foreach tool,$(NEEDS_$(1)),$(if $(shell command -v $(tool)),,$(tool))))
-define if_possible
-	$(if $(call missing,$(1)),@echo "$(1) is left out: there is no $(call missing,$(1))",$(MAKE) $(1))
-
-endef
-
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run test test-peers test-more test-wheel test-aarch64 test-qemu test-asan test-tsan test-valgrind test-serial
@@ -41,9 +30,8 @@ test: $(VENV)/with-test  ## the whole suite, in minutes
 test-peers: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm $(VENV)/with-chromium  ## the tests with torch, transformers, SciPy, ONNX, Chromium
 	$(PY) -m pytest -m peers
 
-test-more: $(VENV)/with-test $(VENV)/with-more  ## all that takes long: every float32, builds, long fuzz; sanitizers and emulations
+test-more: $(VENV)/with-test $(VENV)/with-more  ## all that takes long: every float32, builds, long fuzz, sanitizers, emulated processors
 	$(PY) -m pytest -m more
-	$(foreach part,$(MORE),$(call if_possible,$(part)))
 
 test-wheel: wheel  ## the tests of the wheel in fresh environments without a compiler, under every Python that is found
 	$(PY) tests/installed.py
