@@ -185,8 +185,9 @@ cdef void compute_backward(Work* w) noexcept nogil:
             run(w, keys_of_head_step, heads * p.k_blocks)
     if g.bias.data != NULL:
         x.bias_heads = p.kv_heads if g.bias.head != 0 else 1
-        x.bias_rows = p.q_blocks if g.bias.row != 0 else 1
-        x.bias_keys = p.k_blocks if g.bias.row == 0 and g.bias.col != 0 else 1
+        # Query heads of a group that share a bias may meet the same row of it in two blocks.
+        x.bias_rows = p.q_blocks if g.bias.row != 0 and (p.group == 1 or g.bias.head != 0) else 1
+        x.bias_keys = p.k_blocks if x.bias_rows == 1 and g.bias.col != 0 else 1
         run(w, bias_step, p.batches * x.bias_heads * x.bias_rows * x.bias_keys)
 
 

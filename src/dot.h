@@ -84,7 +84,8 @@ static void pack_values_dot(const Params *p, const char *value, ix first, ix n, 
 
 static void pack_dot(const Params *p, Task *t, ix block, Packed kv) {
     ix first = block * p->block_k, n = least(p->block_k, t->lengths.kv_length - first);
-    pack_keys_dot(p, t->key, first, n, kv.keys);
+    if (kv.keys) pack_keys_dot(p, t->key, first, n, kv.keys);
+    if (!kv.values) return;
     *kv.n_apart = 0;
     if (p->value_dim) pack_values_dot(p, t->value, first, n, t->line, kv);
 }

@@ -20,7 +20,7 @@ cdef void compute(Work* w) noexcept nogil:
     while w.first_head < heads and not p.stop:
         w.heads = least(w.heads, heads - w.first_head)
         if p.shared:
-            run(w, pack_step, w.heads * p.k_blocks)
+            run(w, pack_step, 2 * w.heads * p.k_blocks)
         if w.mode == SCORES:
             run(w, scores_step, w.heads * p.q_blocks * p.splits)
         elif w.mode == WEIGHTS:
@@ -98,8 +98,8 @@ cdef void open_task(Work* w, Task* t, Py_ssize_t head, Py_ssize_t block, Py_ssiz
     cdef Py_ssize_t r, position, member, first = PTRDIFF_MAX, last = 0
     cdef Range keys
     open_head(w, t, head)
-    t.first = block * p.block_q
-    t.rows = least(p.block_q, p.rows - t.first)
+    t.first = first_row(p, block)
+    t.rows = first_row(p, block + 1) - t.first
     position, member = t.first // p.group, t.first % p.group
     keys = visible(p, t.lengths, position)
     for r in range(t.rows):
@@ -141,10 +141,16 @@ cdef Packed keys_of(Work* w, Task* t, Py_ssize_t block) noexcept nogil:
 
 
 cdef void pack_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
-    cdef Py_ssize_t block = i % w.p.k_blocks
-    open_head(w, t, w.first_head + i // w.p.k_blocks)
+    """The keys or the values of a block: three blocks are shared by two threads without one waiting."""
+    cdef Py_ssize_t block = i // 2 % w.p.k_blocks
+    cdef Packed kv = packed_at(w, w.packed + i // 2 * w.p.pack_bytes)
+    if i % 2:
+        kv.keys = NULL
+    else:
+        kv.values = NULL
+    open_head(w, t, w.first_head + i // 2 // w.p.k_blocks)
     if block * w.p.block_k < t.lengths.kv_length:
-        w.tile.pack(&w.p, t, block, packed_at(w, w.packed + i * w.p.pack_bytes))
+        w.tile.pack(&w.p, t, block, kv)
 
 
 cdef void attend(Work* w, Task* t, int thread) noexcept nogil:

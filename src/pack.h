@@ -116,7 +116,8 @@ static int T(packed_already)(const Params *p, const Task *t, ix n) {
 
 static void T(pack)(const Params *p, Task *t, ix block, Packed kv) {
     ix first = block * p->block_k, n = least(p->block_k, t->lengths.kv_length - first);
-    T(pack_keys)(p, t->key, t->key_scale, first, n, kv.keys);
+    if (kv.keys) T(pack_keys)(p, t->key, t->key_scale, first, n, kv.keys);
+    if (!kv.values) return;
     *kv.n_apart = 0;
     if (p->value_dim && T(packed_already)(p, t, n)) t->packed.values = (void *)t->value;
     else if (p->value_dim) T(pack_values)(p, t->value, t->value_scale, first, n, t->line, kv);

@@ -52,7 +52,7 @@ typedef struct {
     ix depth_stride;             /* head_dim padded to whole vectors */
     ix value_stride;             /* value_dim padded to whole vectors: a row of the output accumulator */
     ix split_k, splits;          /* blocks of keys per split; 1 split unless the rows are few */
-    int whole;                   /* a task takes a whole kv head and packs for itself */
+    int whole;                   /* parts of a kv head, each a task that packs for itself; 0: see shared */
     int copied;                  /* query rows are copied before use */
     int direct;                  /* so few rows that keys and values are read in place */
     int shared;                  /* keys and values packed once per kv head (else by the task that reads them) */

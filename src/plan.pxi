@@ -60,7 +60,7 @@ cdef void divide(Work* w) noexcept nogil:
     p.pack_bytes = packed_bytes(w)
     p.split_k = p.k_blocks if p.rows > SIZES.few_rows or w.uniform else SIZES.split_k // p.block_k
     p.splits = most(1, ceil_div(p.k_blocks, p.split_k)) if p.k_blocks else 1
-    p.whole = p.rows > SIZES.few_rows and whole_heads(p, real)
+    p.whole = parts_of_head(p, real) if p.rows > SIZES.few_rows else 0
     p.shared = p.rows > SIZES.few_rows and not p.whole
     if w.mode == ATTEND and p.weights.data != NULL and p.splits == 1 and p.k_blocks:
         # Few enough rows a task that all its scores stay in L2 until the row sums are known, if that is two groups.
@@ -75,20 +75,21 @@ cdef void divide(Work* w) noexcept nogil:
     p.block_q = rows_of_a_task(w)
     if p.keep and p.k_blocks > 1:
         p.block_q = least(p.block_q, kept_rows)
-        p.keep = p.block_q // GROUP_ROWS * p.k_blocks
     if heap_rows(w) < p.block_q:
         p.block_q = heap_rows(w)
         if p.whole:
             p.whole, p.shared = 0, 1
-    p.q_blocks = ceil_div(p.rows, p.block_q)
-    p.scratch_bytes = lay_out(w, <char*> &unused, &unused)      # to count
 
     per_head = p.k_blocks * p.pack_bytes
     w.heads = heads
-    if p.shared and per_head * heads > SHARED_BYTES:
-        w.heads = most(1, SHARED_BYTES // per_head)
+    if p.shared and per_head * heads > SHARED_BYTES:            # in rounds of the same number of heads
+        w.heads = ceil_div(heads, ceil_div(heads, most(1, SHARED_BYTES // per_head)))
+    share_rows(w)
+    if p.keep and p.k_blocks > 1:
+        p.keep = p.block_q // GROUP_ROWS * p.k_blocks
+    p.scratch_bytes = lay_out(w, <char*> &unused, &unused)      # to count
     w.round_splits = p.splits
-    w.total = heads * p.q_blocks * p.splits + (heads * p.k_blocks if p.shared else 0)
+    w.total = heads * p.q_blocks * p.splits + (2 * heads * p.k_blocks if p.shared else 0)
     p.state_bytes = 0
     if p.splits > 1 and w.mode in (ATTEND, WEIGH):
         p.state_bytes = padded((2 * p.value_stride + w.tile.lanes) * real + 8)
@@ -123,12 +124,22 @@ cdef Py_ssize_t heads_together(const Params* p) noexcept nogil:
     return <Py_ssize_t> most(1, least(<Py_ssize_t> (TASK_WORK / most(1, <Py_ssize_t> work)), heads // (4 * p.n_threads)))
 
 
-cdef bint whole_heads(const Params* p, Py_ssize_t real) noexcept nogil:
-    """Whether a task takes a whole kv head and packs for itself: its rows fit beside a block of keys, and the heads
-    divide among the threads without leaving one idle for long."""
-    cdef Py_ssize_t heads = p.batches * p.kv_heads, threads = p.n_threads
+cdef Py_ssize_t parts_of_head(const Params* p, Py_ssize_t real) noexcept nogil:
+    """Into how many tasks that pack for themselves a kv head is cut, or 0 where its keys are packed once for all.
+
+    One task takes a head whose rows fit in L2 beside a block of keys, if the heads divide among the threads without
+    leaving one idle for long; else each takes an equal part, if the parts still are long enough for what packing costs.
+    """
+    cdef Py_ssize_t heads = p.batches * p.kv_heads, threads = p.n_threads, parts = 1
     cdef Py_ssize_t row = (p.depth_stride if p.copied else 0) + 2 * p.value_stride
-    return p.rows * row * real + p.pack_bytes <= share_of_l2(SIZES.whole_share) and 20 * round_up(heads, threads) <= 21 * heads
+    cdef bint even = not p.causal and p.left < 0 and p.right < 0 and p.q_lengths.data == NULL and p.kv_lengths.data == NULL
+    if p.rows * row * real + p.pack_bytes > share_of_l2(SIZES.whole_share):
+        return 0
+    while 20 * round_up(heads * parts, threads) > 21 * heads * parts:
+        parts += 1
+        if not even or p.rows < SIZES.part_rows * parts:
+            return 0
+    return parts
 
 
 cdef bint queries_copied(const Params* p, const Tile* tile) noexcept nogil:
@@ -152,8 +163,25 @@ cdef Py_ssize_t rows_of_a_task(const Work* w) noexcept nogil:
     cdef Py_ssize_t row = ((p.depth_stride if p.copied else 0) + 2 * p.value_stride) * w.tile.real
     cdef Py_ssize_t fit = share_of_l2(SIZES.task_share) // most(row, 1)
     if not p.shared:
-        return round_up(p.rows, GROUP_ROWS)
+        return round_up(ceil_div(p.rows, most(p.whole, 1)), GROUP_ROWS)
     return most(4 * GROUP_ROWS, least(least(SIZES.block_q, fit // GROUP_ROWS * GROUP_ROWS), even))
+
+
+cdef void share_rows(Work* w) noexcept nogil:
+    """Query blocks of a head, of at most block_q rows: where a round's heads do not divide among the threads, its tasks do."""
+    cdef Params* p = &w.p
+    cdef Py_ssize_t groups = ceil_div(p.rows, GROUP_ROWS), threads = p.n_threads, least_common = threads
+    p.q_blocks = ceil_div(p.rows, p.block_q)
+    while least_common % w.heads:
+        least_common += threads
+    if p.shared and 4 * round_up(p.q_blocks, least_common // w.heads) <= groups:
+        p.q_blocks = round_up(p.q_blocks, least_common // w.heads)
+    p.block_q = ceil_div(groups, p.q_blocks) * GROUP_ROWS
+
+
+cdef Py_ssize_t first_row(const Params* p, Py_ssize_t block) noexcept nogil:
+    """Where a query block begins: blocks differ by one register tile of rows at most, so that no thread waits long."""
+    return least(ceil_div(p.rows, GROUP_ROWS) * block // p.q_blocks * GROUP_ROWS, p.rows)
 
 
 cdef char* cut(char** at, Py_ssize_t nbytes) noexcept nogil:

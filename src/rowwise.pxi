@@ -64,16 +64,20 @@ cdef void divide_rows(RowWork* w, int threads) noexcept nogil:
 
 cdef int start_rows(RowWork* w, int threads, bint explicit) except -1:
     cdef int taken
+    cdef bint shared = w.op.rows * w.op.n > LEAST_PARALLEL_ROWS
     if w.op.rows * w.op.n == 0:
         return 0
-    taken = enter_threads(threads if w.op.rows * w.op.n > LEAST_PARALLEL_ROWS else 1, explicit)
+    taken = enter_threads(threads if shared else 1, explicit)
     try:
         divide_rows(w, taken)
         w.scratch = <char*> aligned_memory(w.scratch_bytes * taken)
         if w.scratch == NULL:
             raise MemoryError("attnc: no memory for the softmax buffers")
         try:
-            with nogil:
+            if shared:
+                with nogil:
+                    run_rows(w, taken)
+            else:                           # see start() of the tiles
                 run_rows(w, taken)
         finally:
             free_aligned(w.scratch)

@@ -15,7 +15,8 @@ typedef struct {
     ix block_q;                          /* rows of a task beyond that, */
     ix task_share;                       /* or as many as have queries and sums in this share (1/64) of L2 */
     ix keep_share;                       /* of scores that a task keeps to turn them into dense weights */
-    ix whole_share;                      /* of rows and block of a task that takes a whole head */
+    ix whole_share;                      /* of rows and block of a task that packs for itself: a head, */
+    ix part_rows;                        /* or a part of it, of so many rows at least */
 } Sizes;
 
 static const Sizes SIZES = {
@@ -28,6 +29,7 @@ static const Sizes SIZES = {
     .task_share = 24,
     .keep_share = 24,
     .whole_share = 56,
+    .part_rows = 512,
 };
 
 #endif

@@ -6,7 +6,7 @@
 
 /* One block of keys and values in the kernels' layout: keys as panels [panel][head_dim][panel width], values as chunks
  * [chunk][key][chunk width], both padded with zeros to whole vectors; a value row with an entry that is not finite, or so
- * large that a sum of weighted rows could overflow, is zero here and listed in `apart`. */
+ * large that a sum of weighted rows could overflow, is zero here and listed in `apart`. What is NULL is not packed. */
 typedef struct {
     void *keys, *values;
     ix *n_apart;
