@@ -110,6 +110,15 @@ def test_few_rows_whole_heads_and_shared_keys(isa):
     assert few["splits"] == whole["splits"] == shared["splits"] == 1
 
 
+def test_a_head_is_cut_into_equal_parts(isa):
+    """Two threads take half a head each and pack for themselves; rows that see fewer keys than others are shared."""
+    halves, causal, short = (plan(1, 1, q_len, 40, num_threads=2, **options) for q_len, options in (
+        (1100, {}), (1100, {"causal": True}), (900, {})))
+    assert not halves["shared"] and 550 <= halves["block_q"] <= 555
+    assert causal["shared"] and short["shared"]
+    assert causal["block_q"] == 138                 # 8 tasks of 22 or 23 groups of six
+
+
 def test_few_rows_split_many_keys_by_their_number(isa):
     for kv_len in (1, 1000, 5000):
         assert plan(4, 2, 1, kv_len)["splits"] == plan(4, 2, 1, kv_len, num_threads=2)["splits"]

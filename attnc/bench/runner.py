@@ -13,7 +13,7 @@ from attnc.bench import Unsupported, machine
 from attnc.bench.cases import regime
 from attnc.bench.parity import Expected
 from attnc.bench.peers import CONTENDERS
-from attnc.bench.timing import settle
+from attnc.bench.timing import settle, spread
 from attnc.testing import Case
 
 FORMAT = 2
@@ -177,14 +177,14 @@ def _summary(case, entries, samples, limit) -> dict:
         restless = sum(not each["quiet"] for each in rounds.values())
         entries[name].update(seconds=float(np.median(seconds)), restless=restless)
         if name != "attnc":
-            entries[name]["ratio"] = _spread(seconds / own[list(rounds)])
+            entries[name]["ratio"] = spread(seconds / own[list(rounds)])
     disturbed = sum(each["disturbed"] for each in samples["attnc"].values())
     if limit is None:
         return {**found, "disturbed": disturbed}
     pairs = [(each["before"], each["after"]) for each in samples["attnc"].values()]
     rates = np.array([(before["rate"] + after["rate"]) / 2 for before, after in pairs])
     parts = {part: float(np.median([probe[part] for pair in pairs for probe in pair])) for part in pairs[0][0]}
-    return {**found, "disturbed": disturbed, "limit": {**limit, **parts}, "share": _spread(limit["work"] / own / rates)}
+    return {**found, "disturbed": disturbed, "limit": {**limit, **parts}, "share": spread(limit["work"] / own / rates)}
 
 
 def _sizes(case) -> dict:
@@ -194,10 +194,6 @@ def _sizes(case) -> dict:
     names = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim", "flops", "bytes")
     options = {name: list(value) if isinstance(value, tuple) else value for name, value in case.options}
     return {name: getattr(case, name) for name in names} | {"options": options}
-
-
-def _spread(values) -> dict:
-    return {"median": float(np.median(values)), "min": float(values.min()), "max": float(values.max())}
 
 
 def steps(cases, contenders, rounds: int) -> int:

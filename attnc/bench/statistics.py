@@ -12,6 +12,7 @@ import attnc
 from attnc import reference
 from attnc.bench import Unsupported, machine, report, runner, script
 from attnc.bench.peers import import_torch, to_torch
+from attnc.bench.timing import spread
 from attnc.testing import Case, error_and_tolerance
 
 TOP = 8
@@ -256,17 +257,13 @@ def _times(found, workers, verified, rounds):
                 del ratios[name]
     for at, entry in enumerate(found["statistics"].values()):
         entry["attnc"]["seconds"] = float(np.median([line[at] for line in own]))
-        entry["attnc"]["of_plain"] = _spread([a[at] / b[at] for a, b in zip(own, plain, strict=True)])
+        entry["attnc"]["of_plain"] = spread([a[at] / b[at] for a, b in zip(own, plain, strict=True)])
         for name, kept in ratios.items():
-            entry[name]["ratio"] = _spread([line[at] for line in kept])
+            entry[name]["ratio"] = spread([line[at] for line in kept])
 
 
 def _number(value) -> int | None:
     return None if np.isnan(value) else int(value)
-
-
-def _spread(values) -> dict:
-    return {"median": float(np.median(values)), "min": float(min(values)), "max": float(max(values))}
 
 
 def table(result: dict) -> str:

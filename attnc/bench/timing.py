@@ -2,6 +2,8 @@
 
 import time
 
+import numpy as np
+
 SAMPLE_SECONDS = 0.02       # a timed sample lasts at least about this long
 CROWDED = 0.85              # of the processors: probes that got less were disturbed; the clock errs by a few percent
 CALM_SECONDS = 0.004
@@ -36,3 +38,8 @@ def settle() -> bool:
         if time.process_time() - before < CALM_SECONDS / 10:
             return True
     return False
+
+
+def spread(values) -> dict:
+    """Median, smallest and largest, ready for JSON."""
+    return {"median": float(np.median(values)), "min": float(min(values)), "max": float(max(values))}
