@@ -8,7 +8,8 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "src", "attnc")
+SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "LICENSE-libgomp",
+           "src", "attnc")
 MADE = shutil.ignore_patterns("*.so", "__pycache__")
 COMPILER = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
 # Neither the checkout nor its editable installation may be what is imported.
