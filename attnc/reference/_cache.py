@@ -80,9 +80,10 @@ class KVCache:
         check_attend(self._sizes, mask=mask, key_mask=key_mask, bias=bias, window=window, q_offset=q_offset,
                      q_segments=q_segments, k_segments=k_segments)
         query = float_array("query", query)
-        wide = query if self._sizes.dtype != np.int8 else query.astype(accumulator(query.dtype), copy=True)
+        scaled = self._sizes.dtype == np.int8
+        wide = query.astype(accumulator(query.dtype), copy=False) if scaled else query
         keys, values = self.keys, self.values
-        if wide is not query:
+        if scaled:
             keys, values = keys.astype(wide.dtype), values.astype(wide.dtype)
         if layout == "bnhd":
             keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
@@ -90,8 +91,8 @@ class KVCache:
             wide, keys, values, kv_lengths=self.lengths, mask=mask, key_mask=key_mask, bias=bias, causal=causal,
             window=self._sizes.window or window, q_offset=q_offset, scale=scale, softcap=softcap,
             alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths,
-            layout=layout, want=want, num_threads=num_threads, out=out if wide is query else None)
-        if wide is query:
+            layout=layout, want=want, num_threads=num_threads, out=None if scaled else out)
+        if not scaled:
             return result
         found = {name: x if name in ("lse", "scores") else x.astype(query.dtype)
                  for name, x in (vars(result) if want else {"output": result}).items()}
