@@ -18,7 +18,7 @@ from attnc.testing import Case
 CALLERS = 8
 PROBES = 3                          # at a time, of which the best counts
 RETRIES = 5                         # samples of a case that may be taken again because others used the processors
-LONG_SECONDS = 1                    # a call this long is measured in few rounds
+LONG_SECONDS = 1                    # a call this long is measured once
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _share(case, call, threads: int, repeat: int, warm: bool = True) -> tuple:
             call()
         seconds = seconds_per_call(call, repeat)
         after = max(kernels.fma_peak("float32", threads) for _ in range(PROBES))
-        if busy > CROWDED:
+        if busy > CROWDED or seconds > LONG_SECONDS:
             break
     return seconds, case.flops / seconds / ((before + after) / 2)
 
@@ -135,12 +135,13 @@ def _length(each, threads, rounds) -> dict:
         return attnc.attention(*arrays, num_threads=threads, **options)
 
     with machine.PeakMemory() as peak:
-        seconds = seconds_per_call(call, 1)
-    repeat = calibrate(call) if seconds < LONG_SECONDS else 1
-    rounds = rounds if seconds < LONG_SECONDS else 1
-    shares = [_share(each.case, call, threads, repeat, seconds < LONG_SECONDS)[1] for _ in range(rounds)]
+        seconds, share = _share(each.case, call, threads, 1, warm=False)
+    shares = [share]
+    if seconds < LONG_SECONDS:
+        repeat = calibrate(call)
+        shares = [_share(each.case, call, threads, repeat)[1] for _ in range(rounds)]
     return {"seconds": seconds, "memory": peak.bytes, "inputs": sum(array.nbytes for array in arrays),
-            "share": spread(np.array(shares))}
+            "share": spread(shares)}
 
 
 def table(result: dict) -> str:
