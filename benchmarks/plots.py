@@ -50,6 +50,7 @@ def draw(result: dict, path: Path) -> None:
         axes.legend(frameon=False, fontsize=8)
     machine = result["machine"]
     figure.suptitle(f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads", fontsize=9, color="0.35")
+    path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=110)
 
 
