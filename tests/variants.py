@@ -102,7 +102,8 @@ def settings(name: str, log: Path) -> tuple[list[str], dict[str, str]]:
         preload.insert(0, library("libtsan.so"))
         archer = Path(said("clang", "-print-resource-dir")).parents[1] / "libarcher.so"
         return front, {"LD_PRELOAD": " ".join(preload), "OMP_TOOL_LIBRARIES": str(archer),
-                       "TSAN_OPTIONS": f"ignore_noninstrumented_modules=1:exitcode=66:log_path={log}"}
+                       "TSAN_OPTIONS": f"ignore_noninstrumented_modules=1:exitcode=66:log_path={log}:"
+                                       f"suppressions={ROOT / 'tests' / 'thread.supp'}"}
     runtime = library("libasan.so") if name == "gcc" else library("libclang_rt.asan-x86_64.so", "clang")
     return front, {"LD_PRELOAD": " ".join([runtime, *preload]),
                    "ASAN_OPTIONS": f"detect_leaks=0:allocator_may_return_null=1:log_path={log}",

@@ -82,10 +82,14 @@ INLINE vf vf_sums(const vf r[VF / TILE_VECTORS]) {
 INLINE vd vd_sums(const vd r[VD / TILE_VECTORS]) { return r[0]; }
 
 INLINE vf vf_load_i8(const int8_t *p) { return (vf){p[0], p[1], p[2], p[3]}; }
+/* By way of arrays: halves may begin at any address. */
 INLINE vf vf_load_f16(const uint16_t *p) {
-    vf v = {f16_widen(p[0]), f16_widen(p[1]), f16_widen(p[2]), f16_widen(p[3])};
-    return v;
+    uint16_t h[VF];
+    memcpy(h, p, sizeof h);
+    return (vf){f16_widen(h[0]), f16_widen(h[1]), f16_widen(h[2]), f16_widen(h[3])};
 }
 INLINE void vf_store_f16(uint16_t *p, vf v) {
-    for (int i = 0; i < VF; i++) p[i] = f16_round(v[i]);
+    uint16_t h[VF];
+    for (int i = 0; i < VF; i++) h[i] = f16_round(v[i]);
+    memcpy(p, h, sizeof h);
 }
