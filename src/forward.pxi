@@ -52,13 +52,14 @@ cdef void run(Work* w, Step step, Py_ssize_t n, Py_ssize_t together=1) noexcept 
 
 cdef void some(Work* w, Step step, Py_ssize_t first, Py_ssize_t stop, int thread) noexcept nogil:
     cdef fp_state state
-    cdef Task task
+    cdef Task task, laid
     cdef Py_ssize_t i
     if w.p.stop:
         return
     state = fp_enter()
+    lay_out(w, w.scratch + thread * w.p.scratch_bytes, &laid)
     for i in range(first, stop):
-        lay_out(w, w.scratch + thread * w.p.scratch_bytes, &task)
+        task = laid                 # steps may turn its pointers elsewhere
         step(w, i, &task, thread)
     fp_leave(state)
     w.done += stop - first

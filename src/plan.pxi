@@ -117,11 +117,11 @@ cdef bint worth_threads(const Params* p) noexcept nogil:
 
 cdef Py_ssize_t heads_together(const Params* p) noexcept nogil:
     """How many small heads are one task, which then costs little: so many FLOP, if that leaves four tasks a thread."""
-    cdef Py_ssize_t heads = p.batches * p.kv_heads
+    cdef Py_ssize_t heads = p.batches * p.kv_heads, even = heads if p.n_threads == 1 else heads // (4 * p.n_threads)
     cdef double work = 2.0 * (p.head_dim + p.value_dim) * p.kv_len * p.rows
-    if p.q_blocks > 1 or p.shared:
+    if p.q_blocks > 1 or p.shared or work > TASK_WORK:
         return 1
-    return <Py_ssize_t> most(1, least(<Py_ssize_t> (TASK_WORK / most(1, <Py_ssize_t> work)), heads // (4 * p.n_threads)))
+    return most(1, least(TASK_WORK // most(1, <Py_ssize_t> work), even))
 
 
 cdef Py_ssize_t parts_of_head(const Params* p, Py_ssize_t real) noexcept nogil:
