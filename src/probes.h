@@ -1,4 +1,4 @@
-/* probes.h: this machine's limits with this instruction set: multiply-and-add, reading, filling. */
+/* probes.h: this machine's limits with this instruction set: multiply-and-add, reading, filling, copying. */
 #ifndef ATTNC_PROBES_H
 #define ATTNC_PROBES_H
 
@@ -51,6 +51,13 @@ static double read_bytes(const char *p, ptrdiff_t n) {
     for (; n >= 8 * VECTOR_BYTES; n -= 8 * VECTOR_BYTES, p += 8 * VECTOR_BYTES)
         UNROLL for (int i = 0; i < 8; i++) sum[i] += vf_loadu((const float *)(p + i * VECTOR_BYTES));
     return vf_sum((sum[0] + sum[1]) + (sum[2] + sum[3]) + ((sum[4] + sum[5]) + (sum[6] + sum[7])));
+}
+
+/* past the caches; what lies in front of the first whole vector of p is left out */
+static void copy_bytes(char *p, const char *from, ptrdiff_t n) {
+    for (ptrdiff_t i = -(uintptr_t)p & (VECTOR_BYTES - 1); i + VECTOR_BYTES <= n; i += VECTOR_BYTES)
+        vf_stream((float *)(p + i), vf_loadu((const float *)(from + i)));
+    stream_end();
 }
 
 static void fill_bytes(char *p, ptrdiff_t n) {

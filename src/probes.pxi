@@ -7,18 +7,22 @@ cdef extern from "probes.h" nogil:
     double multiply_add_f64(long n, double x) noexcept
     double multiply_add_bf16(long n, float x) noexcept
     double read_bytes(const char* p, Py_ssize_t n) noexcept
+    void copy_bytes(char* p, const char* source, Py_ssize_t n) noexcept
     void fill_bytes(char* p, Py_ssize_t n) noexcept
 
 cdef double sink = 0                # what probes compute ends here, so that it is computed
 
 
-cdef double run_probe(int type, long n, char* data, Py_ssize_t nbytes, int threads, bint write) noexcept nogil:
+cdef double run_probe(int type, long n, char* data, Py_ssize_t nbytes, int threads, bint write,
+                      const char* source) noexcept nogil:
     """Seconds that `threads` threads take: n multiply-and-add steps each, or their share of the bytes."""
     cdef int i
     cdef double began = seconds(), total = 0
     cdef Py_ssize_t share = nbytes // threads
     for i in prange(threads, schedule="static", chunksize=1, num_threads=threads, use_threads_if=threads > 1):
-        if write:
+        if source != NULL:
+            copy_bytes(data + i * share, source + i * share, share)
+        elif write:
             fill_bytes(data + i * share, share)
         elif data != NULL:
             total += read_bytes(data + i * share, share)
@@ -42,20 +46,20 @@ def fma_peak(str dtype, int num_threads, double duration=0.01):
     if dtype not in ("float32", "float64", "bfloat16"):
         raise ValueError(f"fma_peak: dtype must be 'float32', 'float64' or 'bfloat16', got {dtype!r}")
     with nogil:                     # the shorter of two runs: another process may have taken one
-        took = min(run_probe(type, n, NULL, 0, 1, False), run_probe(type, n, NULL, 0, 1, False))
+        took = min(run_probe(type, n, NULL, 0, 1, False, NULL), run_probe(type, n, NULL, 0, 1, False, NULL))
     n = <long> most(n, <Py_ssize_t> (n * duration / took))
     with nogil:
-        took = run_probe(type, n, NULL, 0, num_threads, False)
+        took = run_probe(type, n, NULL, 0, num_threads, False, NULL)
     return 2.0 * CHAINS * lanes * n * num_threads / took
 
 
-cdef double timed_memory(object array, int num_threads, bint write) except -1:
+cdef double timed_memory(object array, int num_threads, bint write, const char* source=NULL) except -1:
     cdef Py_buffer view
     cdef double took
     PyObject_GetBuffer(array, &view, PyBUF_WRITABLE if write else 0)
     try:
         with nogil:
-            took = run_probe(F32, 0, <char*> view.buf, view.len, num_threads, write)
+            took = run_probe(F32, 0, <char*> view.buf, view.len, num_threads, write, source)
     finally:
         PyBuffer_Release(&view)
     return took
@@ -69,6 +73,18 @@ def read_bandwidth(array, int num_threads):
 def fill(array, int num_threads):
     """Seconds to write a contiguous array once with the stores the kernels use."""
     return timed_memory(array, num_threads, True)
+
+
+def copy(source, target, int num_threads):
+    """Seconds to copy a contiguous array to another of its size past the caches."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(source, &view, 0)
+    try:
+        if view.len != target.nbytes:
+            raise ValueError(f"copy: {view.len} bytes do not fill {target.nbytes}")
+        return timed_memory(target, num_threads, True, <char*> view.buf)
+    finally:
+        PyBuffer_Release(&view)
 
 
 cdef extern from "hooks.h" nogil:

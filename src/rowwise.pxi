@@ -10,11 +10,12 @@ cdef struct RowWork:
 
 
 cdef enum:
-    ROW_TASK = 65536                   # elements of a task, about 15 microseconds of work
-    LEAST_PARALLEL_ROWS = 2 * 65536    # elements below which a call stays on one thread: two tasks, 28 microseconds
+    ROW_TASK = 65536                   # elements of a task, about 10 microseconds of work
+    LEAST_PARALLEL_ROWS = 65536        # elements below which a call stays on one thread, 14 microseconds alone
+    OWN_TASKS = 4                      # of a thread, up to which it has the same in each call: they may be in its cache
     STRIP_BYTES = 1024 * 1024          # of the elements of a strip, as far as that leaves it
     LEAST_STRIP = 4                    # vectors: (8192, 4096) takes twice as long with two
-    STREAM_BYTES = 32 * 1024 * 1024    # of input and output, beyond which the output of columns passes the caches by
+    STREAM_BYTES = 32 * 1024 * 1024    # of input and output, beyond which the output passes the caches by
 
 
 cdef Py_ssize_t size_of(RowOp* op) noexcept nogil:
@@ -43,28 +44,30 @@ cdef void divide_rows(RowWork* w, int threads) noexcept nogil:
     cdef RowOp* op = &w.op
     cdef Py_ssize_t real = TILES[op.type].real, lanes = TILES[op.type].lanes
     cdef Py_ssize_t kept = op.n if op.n * real <= ROW_KEPT else ROW_CHUNK // real
+    op.stream = op.x.data != op.out.data and op.rows * op.n > STREAM_BYTES // (2 * size_of(op))
     if op.columns == 0:
-        w.pieces, w.of_a_task = op.rows, most(1, ROW_TASK // op.n)
-        w.scratch_bytes = (TOGETHER + 1 if kept * real <= ROW_IN_TURN else 2) * round_up(kept, lanes) * real
+        # As many tasks for one thread as for another.
+        w.pieces = op.rows
+        w.of_a_task = ceil_div(op.rows, round_up(ceil_div(op.rows, most(1, ROW_TASK // op.n)), threads))
+        w.scratch_bytes = (3 * TOGETHER + 1 if kept * real <= ROW_IN_TURN else 2) * round_up(kept, lanes) * real + 64
         return
     op.strip = STRIP
     while op.strip > LEAST_STRIP and op.strip * kept * lanes * real > STRIP_BYTES:
         op.strip //= 2
-    while op.strip > 1 and op.rows < 2 * threads * op.strip * lanes:
+    while op.strip > 1 and op.rows < threads * op.strip * lanes:
         op.strip //= 2
     op.lead = lead_of(op) if op.columns > 2 * op.strip * lanes else 0
     if op.lead > op.strip * lanes:      # more than the scratch of a strip holds
         op.lead = 0
-    op.stream = op.x.data != op.out.data and op.rows * op.n > STREAM_BYTES // (2 * size_of(op))
     w.pieces = op.rows // op.columns * (ceil_div(op.columns - op.lead, op.strip * lanes) + (op.lead > 0))
     # A long call's tasks hold several strips: one is read while the one before is written.
     w.of_a_task = most(least(16, w.pieces // (4 * threads)), most(1, ROW_TASK // (op.n * op.strip * lanes)))
-    w.scratch_bytes = kept * op.strip * lanes * real
+    w.scratch_bytes = kept * op.strip * lanes * real + (SCRATCH_GAP if threads > 1 else 0)
 
 
 cdef int start_rows(RowWork* w, int threads, bint explicit) except -1:
     cdef int taken
-    cdef bint shared = w.op.rows * w.op.n > LEAST_PARALLEL_ROWS
+    cdef bint shared = w.op.rows * w.op.n >= LEAST_PARALLEL_ROWS
     if w.op.rows * w.op.n == 0:
         return 0
     taken = enter_threads(threads if shared else 1, explicit)
@@ -95,6 +98,10 @@ cdef void run_rows(RowWork* w, int threads) noexcept nogil:
     if threads == 1:                    # see run() of the tiles
         for i in range(n):
             rows_step(w, i, 0)
+        return
+    if n <= OWN_TASKS * threads:
+        for i in prange(n, schedule="static", chunksize=1, num_threads=threads):
+            rows_step(w, i, threadid())
         return
     for i in prange(n, schedule="dynamic", chunksize=1, num_threads=threads):
         rows_step(w, i, threadid())

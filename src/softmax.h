@@ -36,8 +36,12 @@ INLINE void T(put)(char *x, int dtype, ix i, VEC v) {
     V(storeu)((REAL *)x + i, v);
 }
 
-/* put() past the caches; x + i is a border of so many bytes. */
-INLINE void T(stream)(char *x, int dtype, ix i, VEC v) {
+/* put() past the caches where `past` is set; x + i is then a border of so many bytes. */
+INLINE void T(put_past)(const int past, char *x, int dtype, ix i, VEC v) {
+    if (!past) {
+        T(put)(x, dtype, i, v);
+        return;
+    }
 #if REAL_BITS == 32
     if (dtype != F32) {
         vh half;
@@ -89,10 +93,10 @@ INLINE REAL T(peak_of)(int dtype, const char *x, ix n) {
     return V(largest)(V(max)(a, V(set1)(-INFINITY)));      /* a NaN is not a maximum: its power makes the sum NaN */
 }
 
-/* Add the powers of n elements to the sum and keep them in e, unless that is NULL; fetch what is read next. */
+/* Add the powers of n elements to the sum and keep them in e, unless that is NULL. What is read after them, from `next`
+ * on, is fetched at so many bytes an element. */
 INLINE void T(add_powers)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e,
-                          const char *next) {
-    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2;
+                          const char *next, ix pace) {
     const VEC s = V(set1)(shift);
     for (ix i = 0; i < n; ) {
         const ix stop = least(i + SUMMED, n);
@@ -101,7 +105,7 @@ INLINE void T(add_powers)(int dtype, const char *x, ix n, REAL shift, double *su
             VEC p = T(power)(T(get)(x, dtype, i), s);
             part += p;
             if (e) V(storeu)(e + i, p);
-            __builtin_prefetch(next + i * size);
+            __builtin_prefetch(next + i * pace);
         }
         if (i < stop) {
             VEC p = T(power)(T(get)(x, dtype, n - LANES), s);
@@ -120,21 +124,48 @@ INLINE REAL T(factor_of)(double sum, int logarithm) {
     return logarithm ? (REAL)log(valid) : (REAL)(1 / valid);
 }
 
+/* Elements in front of the first border of a whole vector; from there on results go past the caches, if they do. */
+INLINE ix T(lead)(const char *out, ix size, int past) {
+    return past ? (ix)(-(uintptr_t)out & (LANES * size - 1)) / size : 0;
+}
+
+/* The last LANES of n results: those behind the last whole vector, or all where none goes past the caches. Lines that
+ * went past them are left alone: to touch one again would read it from memory. */
+INLINE void T(put_last)(char *out, int dtype, ix n, ix lead, int past, VEC last) {
+    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2, rest = (n - lead) % LANES;
+    if (!past) T(put)(out, dtype, n - LANES, last);
+    else if (rest) {
+        char line[LANES * sizeof(REAL)];
+        T(put)(line, dtype, 0, last);
+        memcpy(out + (n - rest) * size, line + (LANES - rest) * size, (size_t)(rest * size));
+    }
+}
+INLINE void T(put_first)(char *out, int dtype, ix lead, VEC first) {
+    char line[LANES * sizeof(REAL)];
+    T(put)(line, dtype, 0, first);
+    memcpy(out, line, (size_t)(lead * (dtype == F32 ? 4 : dtype == F64 ? 8 : 2)));
+}
+
 /* The last vector is read before its neighbours are written: out may be where the elements are. */
 #define EACH(expression, get_it) \
     do { \
         VEC v = get_it(n - LANES), last = expression; \
-        for (ix i = 0; i + LANES <= n; i += LANES) { \
+        v = get_it(0); \
+        if (lead) T(put_first)(out, dtype, lead, expression); \
+        for (ix i = lead; i + LANES <= n; i += LANES) { \
             v = get_it(i); \
-            T(put)(out, dtype, i, expression); \
+            __builtin_prefetch(next + i * pace); \
+            T(put_past)(past, out, dtype, i, expression); \
         } \
-        T(put)(out, dtype, n - LANES, last); \
+        T(put_last)(out, dtype, n, lead, past, last); \
     } while (0)
 #define FROM_X(i) T(get)(x, dtype, i)
 #define FROM_E(i) V(loadu)(e + i)
 
 /* Results of n elements: from their powers where they were kept, else from the elements. */
-INLINE void T(results)(int dtype, const char *x, const REAL *e, ix n, REAL top, REAL by, int logarithm, char *out) {
+INLINE void T(results)(int dtype, const char *x, const REAL *e, ix n, REAL top, REAL by, int logarithm, char *out,
+                       int past, const char *next, ix pace) {
+    const ix lead = T(lead)(out, dtype == F32 ? 4 : dtype == F64 ? 8 : 2, past);
     const VEC shift = V(set1)(T(shift_of)(top)), factor = V(set1)(by);
     if (logarithm) EACH((v - shift) - factor, FROM_X);
     else if (e) EACH(v * factor, FROM_E);
@@ -144,91 +175,102 @@ INLINE void T(results)(int dtype, const char *x, const REAL *e, ix n, REAL top, 
 #undef FROM_X
 #undef FROM_E
 
-/* A row whose sum is known: its results are written while the powers of the next are formed, so that neither a store
- * nor a row waits for the row before (a row of 1024 alone: 125 of 700 cycles). */
-typedef struct { const char *x; const REAL *e; char *out; REAL top, by; } T(Closed);
-
-/* add_powers() of a row, and results() of the closed one before. */
-INLINE void T(powers_and_results)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e,
-                                  const char *next, const T(Closed) *c, int logarithm) {
-    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2;
-    const VEC s = V(set1)(shift), s_closed = V(set1)(T(shift_of)(c->top)), factor = V(set1)(c->by);
-#define RESULT(i) (logarithm ? (T(get)(c->x, dtype, i) - s_closed) - factor : V(loadu)(c->e + (i)) * factor)
-    const VEC last = RESULT(n - LANES);
-    for (ix i = 0; i < n; ) {
-        const ix stop = least(i + SUMMED, n);
-        VEC part = V(set1)(0);
-        for (; i + LANES <= stop; i += LANES) {
-            VEC p = T(power)(T(get)(x, dtype, i), s);
-            part += p;
-            if (!logarithm) V(storeu)(e + i, p);
-            T(put)(c->out, dtype, i, RESULT(i));
-            __builtin_prefetch(next + i * size);
-        }
-        if (i < stop) {
-            VEC p = T(power)(T(get)(x, dtype, n - LANES), s);
-            part += V(keep_bits)(p, ~0u << (LANES - (n - i)), V(set1)(0));
-            if (!logarithm) V(storeu)(e + n - LANES, p);
-            i = n;
-        }
-        T(add_exactly)(sum, low, V(sum)(part));
-    }
-    T(put)(c->out, dtype, n - LANES, last);
-#undef RESULT
-}
-static void T(row_powers_and_results)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e,
-                                      const char *next, const T(Closed) *c, int logarithm) {
-    if (logarithm) WITH_DTYPE(dtype, T(powers_and_results), x, n, shift, sum, low, e, next, c, 1);
-    else WITH_DTYPE(dtype, T(powers_and_results), x, n, shift, sum, low, e, next, c, 0);
-}
-
 static REAL T(row_peak)(int dtype, const char *x, ix n) { return WITH_DTYPE(dtype, T(peak_of), x, n); }
 static void T(row_powers)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e,
-                          const char *next) {
-    WITH_DTYPE(dtype, T(add_powers), x, n, shift, sum, low, e, next);
+                          const char *next, ix pace) {
+    WITH_DTYPE(dtype, T(add_powers), x, n, shift, sum, low, e, next, pace);
 }
-static void T(row_results)(int dtype, const char *x, const REAL *e, ix n, REAL top, REAL by, int logarithm, char *out) {
-    WITH_DTYPE(dtype, T(results), x, e, n, top, by, logarithm, out);
+static void T(row_results)(int dtype, const char *x, const REAL *e, ix n, REAL top, REAL by, int logarithm, char *out,
+                           int past, const char *next, ix pace) {
+    WITH_DTYPE(dtype, T(results), x, e, n, top, by, logarithm, out, past, next,
+               pace);
 }
 
-/* Maxima and powers of TOGETHER rows side by side, each in the order of those above: a row alone waits, 125 cycles, for
- * its maximum, for the sum of a last vector and for a division. Powers of row r are kept from e + r * n on. */
-INLINE void T(add_rows)(int dtype, const char *x, ix step, ix n, REAL *top, double *sum, REAL *e) {
-    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2;
-    VEC high[TOGETHER], shift[TOGETHER];
-    double low[TOGETHER] = {0};
-    UNROLL for (ix r = 0; r < TOGETHER; r++) high[r] = T(get)(x + r * step, dtype, n - LANES);
-    for (ix i = 0; i + LANES <= n; i += LANES)
-        UNROLL for (ix r = 0; r < TOGETHER; r++) high[r] = V(max)(T(get)(x + r * step, dtype, i), high[r]);
-    UNROLL for (ix r = 0; r < TOGETHER; r++) {
-        top[r] = V(largest)(V(max)(high[r], V(set1)(-INFINITY)));
-        shift[r] = V(set1)(T(shift_of)(top[r]));
-        sum[r] = 0;
-    }
-    for (ix i = 0; i < n; ) {
-        const ix stop = least(i + SUMMED, n);
-        VEC part[TOGETHER] = {{0}};
-        for (; i + LANES <= stop; i += LANES)
-            UNROLL for (ix r = 0; r < TOGETHER; r++) {
-                VEC p = T(power)(T(get)(x + r * step, dtype, i), shift[r]);
-                part[r] += p;
-                if (e) V(storeu)(e + r * n + i, p);
-                __builtin_prefetch(x + (r + TOGETHER) * step + i * size);
-            }
-        if (i < stop) {
-            UNROLL for (ix r = 0; r < TOGETHER; r++) {
-                VEC p = T(power)(T(get)(x + r * step, dtype, n - LANES), shift[r]);
-                part[r] += V(keep_bits)(p, ~0u << (LANES - (n - i)), V(set1)(0));
-                if (e) V(storeu)(e + r * n + n - LANES, p);
-            }
-            i = n;
-        }
-        UNROLL for (ix r = 0; r < TOGETHER; r++) T(add_exactly)(&sum[r], &low[r], V(sum)(part[r]));
-    }
-    UNROLL for (ix r = 0; r < TOGETHER; r++) sum[r] += low[r];
+/* Whole lines of `n` bytes from `stage` past the caches to `out`; both begin at the same place of a line. */
+static void T(flush)(const char *stage, char *out, ix n) {
+    ix i = least((ix)(-(uintptr_t)out & 63), n);
+    memcpy(out, stage, (size_t)i);
+    for (; i + 64 <= n; i += 64)
+        for (ix k = 0; k < 64; k += LANES * (ix)sizeof(REAL))
+            V(stream)((REAL *)(out + i + k), V(load)((const REAL *)(stage + i + k)));
+    memcpy(out + i, stage + i, (size_t)(n - i));
 }
-static void T(rows_powers)(int dtype, const char *x, ix step, ix n, REAL *top, double *sum, REAL *e) {
-    WITH_DTYPE(dtype, T(add_rows), x, step, n, top, sum, e);
+
+/* Maxima of rows side by side. */
+INLINE void T(peaks)(const int dtype, const int rows, const char *x, ix step, ix n, REAL *top) {
+    VEC high[TOGETHER];
+    if (rows == 1) {
+        *top = T(peak_of)(dtype, x, n);
+        return;
+    }
+    UNROLL for (int r = 0; r < rows; r++) high[r] = T(get)(x + r * step, dtype, n - LANES);
+    for (ix i = 0; i + LANES <= n; i += LANES)
+        UNROLL for (int r = 0; r < rows; r++) high[r] = V(max)(T(get)(x + r * step, dtype, i), high[r]);
+    UNROLL for (int r = 0; r < rows; r++) top[r] = V(largest)(V(max)(high[r], V(set1)(-INFINITY)));
+}
+
+/* Softmax of groups of `rows` rows in place. The maxima of the next group are found, then in one loop the powers of a
+ * group are formed while the results of the one before are written: nothing waits for a maximum, for the sum of a last
+ * vector and for a division, which take a row 125 cycles. Powers of two groups are kept, of row r from r * n on. */
+INLINE void T(groups)(const int dtype, const int rows, int logarithm, ix n, const char *x, ix step, char *out,
+                      ix out_step, ix groups, REAL *e, int past) {
+    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2, of_group = rows * round_up(n, LANES);
+    const int staged = rows > 1 && past && out_step == n * size;
+    char *stage = (char *)(e + 2 * of_group);
+    REAL top[TOGETHER], shift[TOGETHER] = {0}, factor[TOGETHER] = {0};
+    const char *closed = x;
+    if (groups == 0) return;
+    T(peaks)(dtype, rows, x, step, n, top);
+    for (ix k = 0; k <= groups; k++, x += rows * step) {
+        const REAL *old = e + (~k & 1) * of_group;
+        REAL *kept = e + (k & 1) * of_group, before[TOGETHER];
+        double sum[TOGETHER] = {0}, low[TOGETHER] = {0};
+        char *to = staged ? stage + ((uintptr_t)out & 63) : out;
+        const ix to_step = staged ? n * size : out_step, lead = rows == 1 ? T(lead)(out, size, past) : 0;
+        VEC last[TOGETHER] = {{0}};
+        UNROLL for (int r = 0; r < rows; r++) before[r] = shift[r], shift[r] = T(shift_of)(top[r]);
+#define RESULT(r, i) (logarithm ? (T(get)(closed + (r) * step, dtype, i) - V(set1)(before[r])) - V(set1)(factor[r]) \
+                                : V(loadu)(old + (r) * n + (i)) * V(set1)(factor[r]))
+        if (k) {
+            UNROLL for (int r = 0; r < rows; r++) last[r] = RESULT(r, n - LANES);
+            if (lead) T(put_first)(to, dtype, lead, RESULT(0, 0));
+        }
+        if (k + 1 < groups) T(peaks)(dtype, rows, x + rows * step, step, n, top);
+        for (ix i = 0; k < groups && i < n; ) {
+            const ix stop = least(i + SUMMED, n);
+            VEC part[TOGETHER] = {{0}};
+            for (; i + LANES <= stop; i += LANES)
+                UNROLL for (int r = 0; r < rows; r++) {
+                    VEC p = T(power)(T(get)(x + r * step, dtype, i), V(set1)(shift[r]));
+                    part[r] += p;
+                    if (!logarithm) V(storeu)(kept + r * n + i, p);
+                    if (k && i + lead + LANES <= n)
+                        T(put_past)(rows == 1 && past, to + r * to_step, dtype, i + lead, RESULT(r, i + lead));
+                    __builtin_prefetch(x + (r + 2 * rows) * step + i * size);
+                }
+            if (i < stop) {
+                UNROLL for (int r = 0; r < rows; r++) {
+                    VEC p = T(power)(T(get)(x + r * step, dtype, n - LANES), V(set1)(shift[r]));
+                    part[r] += V(keep_bits)(p, ~0u << (LANES - (n - i)), V(set1)(0));
+                    if (!logarithm) V(storeu)(kept + r * n + n - LANES, p);
+                }
+                i = n;
+            }
+            UNROLL for (int r = 0; r < rows; r++) T(add_exactly)(&sum[r], &low[r], V(sum)(part[r]));
+        }
+        for (ix i = lead; k == groups && i + LANES <= n; i += LANES)
+            UNROLL for (int r = 0; r < rows; r++)
+                T(put_past)(rows == 1 && past, to + r * to_step, dtype, i, RESULT(r, i));
+#undef RESULT
+        if (k) {
+            UNROLL for (int r = 0; r < rows; r++)
+                T(put_last)(to + r * to_step, dtype, n, lead, rows == 1 && past, last[r]);
+            if (staged) T(flush)(to, out, rows * n * size);
+            out += rows * out_step;
+        }
+        closed = x;
+        UNROLL for (int r = 0; r < rows; r++) factor[r] = T(factor_of)(sum[r] + low[r], logarithm);
+    }
 }
 
 /* A row of user memory whose elements are neighbours is worked on in place; others, parts with `where` and those
@@ -268,7 +310,7 @@ static void T(close_part)(const RowOp *op, char *out, const char *where, ix firs
 }
 
 static void T(softmax_row)(const RowOp *op, const char *x, const char *where, char *out, const char *next, REAL *e,
-                           REAL *line) {
+                           REAL *line, int past) {
     const ix n = op->n, chunk = T(chunk_of)(n), size = T(element_size)(op->x.dtype);
     const int here = T(in_place)(op, (n - 1) % chunk + 1), dtype = here ? op->x.dtype : NATIVE;
     REAL top = -INFINITY;
@@ -279,47 +321,33 @@ static void T(softmax_row)(const RowOp *op, const char *x, const char *where, ch
         const ix m = least(chunk, n - first), padded = most(m, LANES);
         part = here ? x + first * size : T(open_part)(op, x, where, first, m, line);
         T(raise_top)(&top, T(row_peak)(dtype, part, padded), &sum, &low);
-        T(row_powers)(dtype, part, padded, T(shift_of)(top), &sum, &low, e, chunk < n ? part + chunk * size : next);
+        T(row_powers)(dtype, part, padded, T(shift_of)(top), &sum, &low, e,
+                      chunk < n ? part + chunk * size : next, chunk < n ? size : size / 2);
     }
     const REAL factor = T(factor_of)(sum + low, op->logarithm);
     for (ix first = 0; first < n; first += chunk) {
         const ix m = least(chunk, n - first);
         if (here) {
-            T(row_results)(dtype, x + first * size, e, m, top, factor, op->logarithm, out + first * size);
+            T(row_results)(dtype, x + first * size, e, m, top, factor, op->logarithm, out + first * size, past,
+                           chunk < n ? x + (first + chunk) * size : next + n / 2 * size, chunk < n ? size : size / 2);
             continue;
         }
         if (chunk < n) part = T(open_part)(op, x, where, first, m, line);
-        T(row_results)(dtype, part, e, most(m, LANES), top, factor, op->logarithm, (char *)line);
+        T(row_results)(dtype, part, e, most(m, LANES), top, factor, op->logarithm, (char *)line, 0, x, 0);
         T(close_part)(op, out, where, first, m, line);
     }
 }
 
-static void T(softmax_together)(const RowOp *op, const char *x, ix step, char *out, ix out_step, REAL *e) {
-    REAL top[TOGETHER], factor[TOGETHER];
-    double sum[TOGETHER];
-    if (op->logarithm) e = NULL;
-    T(rows_powers)(op->x.dtype, x, step, op->n, top, sum, e);
-    for (ix r = 0; r < TOGETHER; r++) factor[r] = T(factor_of)(sum[r], op->logarithm);
-    for (ix r = 0; r < TOGETHER; r++)
-        T(row_results)(op->x.dtype, x + r * step, e ? e + r * op->n : NULL, op->n, top[r], factor[r], op->logarithm,
-                       out + r * out_step);
+#define GROUPS(dtype, rows) T(groups)(dtype, rows, op->logarithm, op->n, x, step, out, out_step, groups, e, past)
+static void T(softmax_together)(const RowOp *op, const char *x, ix step, char *out, ix out_step, ix groups, REAL *e,
+                                int past) {
+    WITH_DTYPE(op->x.dtype, GROUPS, TOGETHER);
 }
-
-/* Rows in place, whose powers are kept, one after another. */
-static void T(softmax_in_turn)(const RowOp *op, const char *x, ix step, char *out, ix out_step, ix rows, REAL *e) {
-    const ix n = op->n;
-    const int dtype = op->x.dtype, logarithm = op->logarithm;
-    T(Closed) c = {0};
-    for (ix k = 0; k < rows; k++, x += step, out += out_step) {
-        REAL *kept = logarithm ? NULL : e + (k & 1) * round_up(n, LANES);
-        double sum = 0, low = 0;
-        const REAL top = T(row_peak)(dtype, x, n), shift = T(shift_of)(top);
-        if (k) T(row_powers_and_results)(dtype, x, n, shift, &sum, &low, kept, x + step, &c, logarithm);
-        else T(row_powers)(dtype, x, n, shift, &sum, &low, kept, x + step);
-        c = (T(Closed)){x, kept, out, top, T(factor_of)(sum + low, logarithm)};
-    }
-    if (rows) T(row_results)(dtype, c.x, c.e, n, c.top, c.by, logarithm, c.out);
+static void T(softmax_in_turn)(const RowOp *op, const char *x, ix step, char *out, ix out_step, ix groups, REAL *e,
+                               int past) {
+    WITH_DTYPE(op->x.dtype, GROUPS, 1);
 }
+#undef GROUPS
 
 /* Bytes from a row to the next along the last batch axis. */
 INLINE ix T(row_step)(const Array *a) {
@@ -337,11 +365,16 @@ static void T(softmax_rows)(const RowOp *op, ix from, ix to, void *scratch) {
         const char *where = op->where.data ? op->where.data + batch_offset(&op->where, &op->batch, i) : NULL;
         char *out = op->out.data + batch_offset(&op->out, &op->batch, i);
         run = least(to - i, length - i % length);
+        const int past = op->stream && ((uintptr_t)out | (uintptr_t)out_step) % T(element_size)(op->out.dtype) == 0;
         ix k = 0;
-        for (; together && k + TOGETHER <= run; k += TOGETHER, x += TOGETHER * step, out += TOGETHER * out_step)
-            T(softmax_together)(op, x, step, out, out_step, e);
-        if (in_turn) T(softmax_in_turn)(op, x, step, out, out_step, run - k, e);
+        if (together) {
+            k = run / TOGETHER * TOGETHER;
+            T(softmax_together)(op, x, step, out, out_step, run / TOGETHER, e, past);
+            x += k * step, out += k * out_step;
+        }
+        if (in_turn) T(softmax_in_turn)(op, x, step, out, out_step, run - k, e, past);
         else for (; k < run; k++, x += step, out += out_step)
-            T(softmax_row)(op, x, where ? where + k * where_step : NULL, out, x + step, e, line);
+            T(softmax_row)(op, x, where ? where + k * where_step : NULL, out, x + step, e, line, past);
     }
+    if (op->stream) stream_end();
 }

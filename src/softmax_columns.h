@@ -121,8 +121,7 @@ INLINE void T(store_columns)(int dtype, const RowOp *op, const T(Strip) *s, ix f
             if (logarithm) v = (v - shift[g]) - factor[g];
             else v = (powers ? v : T(power)(v, shift[g])) * factor[g];
             if (!plain && s->where) v = T(keep_where)(op, s, first + i, g, valid, v, logarithm ? -INFINITY : 0);
-            if (valid == LANES && stream) T(stream)(out, dtype, g * LANES, v);
-            else if (valid == LANES) T(put)(out, dtype, g * LANES, v);
+            if (valid == LANES) T(put_past)(stream, out, dtype, g * LANES, v);
             else {
                 REAL line[LANES];
                 T(put)((char *)line, dtype, 0, v);

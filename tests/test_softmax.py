@@ -170,6 +170,24 @@ def test_columns_out_of_cache_have_the_bits_of_rows(isa, dtype, seed):
     assert attnc.softmax(x, 0, out=x, num_threads=1).tobytes() == wanted
 
 
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_out_of_cache_have_the_bits_of_a_few(isa, function, dtype, seed):
+    """They are written past the caches, in whole lines wherever the array begins, the ends of a row apart."""
+    random, fast = np.random.default_rng(seed), getattr(attnc, function)
+    for n, offset, gap in ((64, 0, 0), (67, 16, 0), (200, 24, 8), (1000, 32, 1), (1000, 1, 0), (5000, 16, 0),
+                           (40000, 40, 0)):
+        few = normal(random, (11, n), dtype)
+        wanted, size = fast(few), few.dtype.itemsize
+        x = np.tile(few, (2**24 // (11 * n * size) + 1, 1))
+        buffer = np.full(len(x) * (n + gap) * size + 128, 7, np.uint8)
+        start = -buffer.ctypes.data % 64 + offset
+        out = np.ndarray(x.shape, x.dtype, buffer, start, ((n + gap) * size, size))
+        assert fast(x, out=out, num_threads=1 + n % 3) is out
+        assert all(out[i:i + 11].tobytes() == wanted.tobytes() for i in range(0, len(x), 11))
+        assert (buffer[:start] == 7).all() and (buffer[start + len(x) * (n + gap) * size:] == 7).all()
+
+
 def test_rows_have_the_same_bits_for_any_number_of_threads_and_mates(isa, seed):
     x = normal(np.random.default_rng(seed), (300, 1001))
     for function in FUNCTIONS:

@@ -97,7 +97,7 @@ class Weights(Plain):
 
 
 class Streaming:
-    """Reading the input once, or twice where a row is longer than the L2 cache, and writing as much: calls/s."""
+    """Copying the input past the caches, after one more reading where a row is longer than the L2 cache: calls/s."""
 
     name, unit = "stream", "calls/s"
     work = 1
@@ -108,8 +108,8 @@ class Streaming:
 
     def probe(self) -> dict:
         read = _best(self.threads, kernels.read_bandwidth, self.input)
-        fill = min(kernels.fill(self.output, self.threads) for _ in range(PROBES))
-        return read | {"rate": 1 / (self.reads * self.input.nbytes / read["rate"] + fill), "fill": fill}
+        copy = min(kernels.copy(self.input, self.output, self.threads) for _ in range(PROBES))
+        return read | {"rate": 1 / ((self.reads - 1) * self.input.nbytes / read["rate"] + copy), "copy": copy}
 
 
 def limit_for(case, options):

@@ -8,7 +8,8 @@ LIMITS = {
                "100% or more is within it.",
     "plain": "Limit \"plain\": 1.15 x the same call without the mask, 1.25 x without the bias; 100% or more is within "
              "it.",
-    "stream": "Limit \"stream\": reading the input once (twice where a row is longer than 1 MB) and writing as much.",
+    "stream": "Limit \"stream\": copying the input past the caches, after one more reading where a row is longer than "
+              "1 MB.",
 }
 FELL_POINTS = 10    # a share that fell by more than this many points is a regression
 
