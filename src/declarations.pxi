@@ -180,7 +180,7 @@ cdef extern from "tiles.h" nogil:
         Seen seen
 
     ctypedef struct Sizes:
-        Py_ssize_t most_block_k, least_block_k, block_bytes, split_k, direct_rows, few_rows
+        Py_ssize_t most_block_k, least_block_k, block_bytes, direct_block_k, groups_block_k, split_k, direct_rows, few_rows
         Py_ssize_t block_q, task_share, keep_share, whole_share, part_rows
 
     const Sizes SIZES

@@ -11,12 +11,6 @@ static int T(direct_dtype)(const Array *a, ix n, int *copied) {
     return *copied ? NATIVE : a->dtype;
 }
 
-/* Ask for the cache line that begins with element i of a row that will be read a while later: what processors foresee of
- * a stream is less than the delay of memory needs once there is work between the loads. */
-INLINE void T(fetch)(const char *row, ix i, ix size) {
-    if (LANES * size >= 64 || i * size % 64 == 0) __builtin_prefetch(row + i * size);
-}
-
 /* One call for each dtype that has vectors. */
 #if REAL_BITS == 32
 #define DTYPE_CASES(call) switch (dtype) { case F16: call(F16); break; case BF16: call(BF16); break; \
@@ -26,9 +20,10 @@ INLINE void T(fetch)(const char *row, ix i, ix size) {
 #endif
 
 /* Products of rows with DOT_KEYS keys, folded to one vector a row. A deep product is a sum of chains, as in tile.h. */
-INLINE void T(dots)(const int dtype, const int rows, const REAL *const *q, const char *const *k, ix ahead, ix depth,
-                    VEC (*part)[LANES / DOT_KEYS], ix at) {
+INLINE void T(dots)(const int dtype, const int rows, const REAL *const *q, const char *const *k, Ahead *ahead,
+                    ix depth, VEC (*part)[LANES / DOT_KEYS], ix at) {
     const ix size = T(element_size)(dtype);
+    Ahead near = *ahead;
     ix d = 0, stop;
     do {
         VEC sum[GROUP_ROWS][DOT_KEYS];
@@ -38,7 +33,7 @@ INLINE void T(dots)(const int dtype, const int rows, const REAL *const *q, const
         for (ix i = d; i < stop; i += LANES) {
             VEC x[DOT_KEYS];
             UNROLL for (int v = 0; v < DOT_KEYS; v++) x[v] = T(load_as)(dtype, k[v] + i * size);
-            UNROLL for (int v = 0; v < DOT_KEYS; v++) T(fetch)(k[v] + ahead, i, size);
+            fetch(&near, DOT_KEYS * LANES * size);
             UNROLL for (int r = 0; r < rows; r++) {
                 VEC y = V(loadu)(q[r] + i);
                 UNROLL for (int v = 0; v < DOT_KEYS; v++) sum[r][v] = V(fma)(x[v], y, sum[r][v]);
@@ -51,6 +46,7 @@ INLINE void T(dots)(const int dtype, const int rows, const REAL *const *q, const
         }
         d = stop;
     } while (d < depth);
+    *ahead = near;
 }
 
 /* The factors of int8 keys first .. first + LANES, of which `valid` exist. */
@@ -64,26 +60,28 @@ INLINE VEC T(load_scales)(const float *scale, ix first, ix valid) {
 }
 
 INLINE void T(direct_rows)(const int dtype, const int rows, int copied, const Params *p, Task *t, const REAL *const *q_rows,
-                           ix block) {
+                           ix r0, ix block) {
     const Array *a = &p->key;
     const REAL *q[GROUP_ROWS];
     VEC part[GROUP_ROWS][LANES / DOT_KEYS], peak[GROUP_ROWS];
-    const ix ahead = AHEAD_BYTES / most(p->head_dim * T(element_size)(dtype), 1) * a->row;
-    const char *keys = t->key + block * p->block_k * a->row;
+    const char *keys = t->key + block * p->block_k * a->row, *next = keys + t->from * a->row;
+    const char *last_key = keys + (t->columns - 1) * a->row;
+    Ahead ahead = ahead_of(p, t, a, p->head_dim * T(element_size)(a->dtype), keys, t->from, r0);
     UNROLL for (int r = 0; r < rows; r++) q[r] = q_rows[r], peak[r] = V(set1)(-INFINITY);
     for (ix j = t->from; j < t->to; j += LANES) {
         ix last = least(LANES, t->columns - j) - 1;
         for (ix i = 0; i < LANES; i += DOT_KEYS) {   /* behind the last key its own row stands in, and is masked */
             const char *k[DOT_KEYS];
-            for (ix v = 0; v < DOT_KEYS; v++) {
-                k[v] = keys + (j + least(i + v, last)) * a->row;
+            UNROLL for (int v = 0; v < DOT_KEYS; v++) {
+                k[v] = next;
+                if (next != last_key) next += a->row;
                 if (!copied) continue;
                 REAL *line = (REAL *)t->line + v * p->depth_stride;
                 T(load_row)(k[v], a->col, a->dtype, p->head_dim, line);
                 for (ix d = p->head_dim; d < p->depth_stride; d++) line[d] = 0;
                 k[v] = (const char *)line;
             }
-            T(dots)(dtype, rows, q, k, copied ? 0 : ahead, p->depth_stride, part, i / DOT_KEYS);
+            T(dots)(dtype, rows, q, k, &ahead, p->depth_stride, part, i / DOT_KEYS);
         }
         unsigned bits = ((1u << LANES) - 1) >> (LANES - 1 - last);
         VEC scale = V(set1)(1);
@@ -102,7 +100,7 @@ INLINE void T(direct_rows)(const int dtype, const int rows, int copied, const Pa
 static void T(scores_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const REAL *const *q = (const REAL *const *)t->q_rows + r0;
     int copied, dtype = T(direct_dtype)(&p->key, p->head_dim, &copied);
-#define ROWS(rows) T(direct_rows)(kind, rows, copied, p, t, q, block)
+#define ROWS(rows) T(direct_rows)(kind, rows, copied, p, t, q, r0, block)
 #define KIND(type) { const int kind = type; ROW_CASES(ROWS) break; }
     DTYPE_CASES(KIND)
 #undef KIND
@@ -114,20 +112,22 @@ static void T(scores_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
 /* o = o * alpha + weights @ values for rows x vectors, as T(values_tile), over rows of any dtype; sums that are not all
  * finite are not stored, and the answer is 0. */
 INLINE int T(sum_rows)(const int dtype, const int rows, const int vectors, const REAL *w, ix w_stride, const char *v, ix v_stride,
-                       ix ahead, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+                       Ahead *ahead, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     const ix size = T(element_size)(dtype);
     VEC sum[GROUP_ROWS][TILE_VECTORS];
+    Ahead near = *ahead;
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(set1)(0);
     for (ix j = 0; j < keys; j++, v += v_stride) {
         VEC value[TILE_VECTORS];
         UNROLL for (int i = 0; i < vectors; i++) value[i] = T(load_as)(dtype, v + i * LANES * size);
-        UNROLL for (int i = 0; i < vectors; i++) T(fetch)(v + ahead, i * LANES, size);
+        fetch(&near, vectors * LANES * size);
         UNROLL for (int r = 0; r < rows; r++) {
             VEC x = V(set1)(w[r * w_stride + j]);
             UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(fma)(x, value[i], sum[r][i]);
         }
     }
+    *ahead = near;
     VINT odd = {0}, none = {0};
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) {
@@ -141,7 +141,7 @@ INLINE int T(sum_rows)(const int dtype, const int rows, const int vectors, const
 }
 
 INLINE int T(sum_vectors)(const int dtype, const int rows, ix vectors, const REAL *w, ix w_stride, const char *v, ix v_stride,
-                          ix ahead, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+                          Ahead *ahead, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     int fine = 1;
 #define TILE(vectors) fine = T(sum_rows)(dtype, rows, vectors, w, w_stride, v, v_stride, ahead, keys, alpha, o, o_stride)
     VECTOR_CASES(TILE)
@@ -149,8 +149,8 @@ INLINE int T(sum_vectors)(const int dtype, const int rows, ix vectors, const REA
     return fine;
 }
 
-static int T(sum_direct)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride, const char *v, ix v_stride, ix ahead, ix keys,
-                         const REAL *alpha, REAL *o, ix o_stride) {
+static int T(sum_direct)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride, const char *v, ix v_stride, Ahead *ahead,
+                         ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     int fine = 1;
 #define ROWS(rows) fine = T(sum_vectors)(kind, rows, vectors, w, w_stride, v, v_stride, ahead, keys, alpha, o, o_stride)
 #define KIND(type) { const int kind = type; ROW_CASES(ROWS) break; }
@@ -172,7 +172,8 @@ INLINE void T(values_unchecked)(const int rows, ix vectors, const Params *p, con
 /* The sums came out not finite. Values that are not, then also those so large that their sum is not, are taken out of
  * the product and added key by key. The first step leaves no bit of a row changed that may not see such a key, and the
  * second is taken for what visible values do alone. */
-static void T(values_guarded)(const Params *p, Task *t, ix r0, ix n, ix block, ix from, ix keys, ix chunk, const REAL *alpha) {
+static void T(values_guarded)(const Params *p, Task *t, ix r0, ix n, ix block, ix from, ix keys, ix chunk, Ahead *ahead,
+                              const REAL *alpha) {
     ix start = T(chunk_start)(p, chunk), vectors = T(chunk_start)(p, chunk + 1) - start, width = vectors * LANES, n_apart = 0;
     ix valid = least(width, p->value_dim - start * LANES);
     REAL *o = P_(o) + r0 * p->value_stride + start * LANES, *copy = t->packed.values;
@@ -187,7 +188,7 @@ static void T(values_guarded)(const Params *p, Task *t, ix r0, ix n, ix block, i
             for (ix i = apart ? 0 : valid; i < width; i++) x[i] = 0;
             if (apart) t->packed.apart[n_apart++] = (int32_t)(from + j);
         }
-        if (T(sum_direct)(NATIVE, n, vectors, w, p->width, (char *)copy, width * sizeof(REAL), 0, keys, alpha, o, p->value_stride))
+        if (T(sum_direct)(NATIVE, n, vectors, w, p->width, (char *)copy, width * sizeof(REAL), ahead, keys, alpha, o, p->value_stride))
             break;
         if (pass) {                                       /* the weights or the sums before are not finite: so is the row */
 #define ROWS(rows) T(values_unchecked)(rows, vectors, p, w, copy, width, keys, alpha, o)
@@ -206,7 +207,6 @@ static void T(values_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const REAL *alpha = P_(alpha), ones[GROUP_ROWS] = {1, 1, 1, 1, 1, 1};
     REAL scaled[GROUP_ROWS * DIRECT_KEYS];
     int copied, dtype = T(direct_dtype)(a, p->value_dim, &copied);
-    ix size = T(element_size)(dtype), ahead = AHEAD_BYTES / most(p->value_dim * size, 1) * a->row;
     T(rescale_apart)(p, t, r0, n);
     for (ix from = t->column, stop; from < t->columns; from = stop, alpha = ones) {
         const REAL *w = P_(s) + from;
@@ -219,6 +219,7 @@ static void T(values_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
             w = scaled;
             w_stride = DIRECT_KEYS;
         }
+        Ahead ahead = ahead_of(p, t, a, p->value_dim * T(element_size)(a->dtype), values, from, r0);
         for (ix c = 0; c < T(chunks)(p); c++) {
             ix start = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - start, row = a->row;
             const char *v = values + from * a->row + start * LANES * a->col;
@@ -230,8 +231,8 @@ static void T(values_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
                 v = t->packed.keys;
                 row = vectors * LANES * (ix)sizeof(REAL);
             }
-            if (!T(sum_direct)(dtype, n, vectors, w, w_stride, v, row, copied ? 0 : ahead, stop - from, alpha, o, p->value_stride))
-                T(values_guarded)(p, t, r0, n, block, from, stop - from, c, alpha);
+            if (!T(sum_direct)(dtype, n, vectors, w, w_stride, v, row, &ahead, stop - from, alpha, o, p->value_stride))
+                T(values_guarded)(p, t, r0, n, block, from, stop - from, c, &ahead, alpha);
         }
     }
 }

@@ -1,8 +1,8 @@
 # How a call is cut: blocks, splits, rounds of kv heads, and the scratch they need.
 #
 # Rule 21 of the semantics: a row's bits may depend on block_k and split_k, which count from key 0 and follow from the
-# depths and the dtype alone, and on "few rows", which follows from q_len * q_heads / kv_heads. block_q, rounds, sharing
-# and the number of threads only say who computes what.
+# depths, the dtype and whether rows are few, q_len * q_heads / kv_heads of them. block_q, rounds, sharing and the number
+# of threads only say who computes what.
 
 cdef enum:
     # Between the scratch of two threads: what processors fetch ahead of strided accesses (32 KB on Zen 5) takes lines
@@ -55,9 +55,11 @@ cdef void divide(Work* w) noexcept nogil:
     p.value_stride = round_up(p.value_dim, w.tile.lanes)
     p.depth_stride = round_up(p.head_dim, w.tile.lanes)
     p.copied = queries_copied(p, w.tile)
-    p.block_k = SIZES.most_block_k
+    p.block_k = SIZES.groups_block_k if p.direct else SIZES.most_block_k
     while p.block_k > SIZES.least_block_k and p.block_k * (p.head_dim + p.value_dim) * real > SIZES.block_bytes:
         p.block_k //= 2
+    if p.direct and p.rows <= GROUP_ROWS:
+        p.block_k = SIZES.direct_block_k
     p.k_blocks = ceil_div(p.kv_len, p.block_k)
     p.width = least(p.block_k, round_up(p.kv_len, w.tile.panel))
     p.pack_bytes = packed_bytes(w)

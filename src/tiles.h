@@ -5,6 +5,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "ahead.h"
 #include "gradients.h"
 #include "pairs.h"
 #include "sizes.h"

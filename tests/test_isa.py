@@ -125,13 +125,14 @@ def test_few_rows_split_many_keys_by_their_number(isa):
     assert plan(4, 2, 100, 5000)["splits"] == 1
 
 
-def test_blocks_follow_from_depth_and_dtype_alone(isa):
-    """Not from lengths, batch or threads: the bits depend on them (design rule: a row's bits are its own)."""
+@pytest.mark.parametrize("q_lens", [(1, 6), (7, 18), (19, 200)])
+def test_blocks_follow_from_depth_and_dtype_alone(isa, q_lens):
+    """And from whether rows are few; not from batch or threads, as the bits depend on them: a row's bits are its own."""
     for dtype in ("float32", "float64"):
         blocks = {plan(heads, heads, q_len, kv_len, 64, dtype=dtype, num_threads=threads)["block_k"]
-                  for heads in (1, 3) for q_len in (1, 200) for kv_len in (3, 700) for threads in (1, 2)}
+                  for heads in (1, 3) for q_len in q_lens for kv_len in (3, 700) for threads in (1, 2)}
         assert len(blocks) == 1
-    assert plan(1, 1, 1, 9, 1024)["block_k"] < plan(1, 1, 1, 9, 16)["block_k"]
+    assert plan(1, 1, 200, 9, 1024)["block_k"] < plan(1, 1, 200, 9, 16)["block_k"]
 
 
 def test_weights_are_kept_or_computed_again(isa):
