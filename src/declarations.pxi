@@ -35,6 +35,7 @@ cdef extern from "tiles.h" nogil:
 
     ctypedef int Flag
     ctypedef Py_ssize_t Count
+    void count_more(Count* count, Py_ssize_t n) nogil
 
     ctypedef struct Array:
         char* data

@@ -75,7 +75,8 @@ INLINE void T(direct_rows)(const int dtype, const int rows, int copied, const Pa
             UNROLL for (int v = 0; v < DOT_KEYS; v++) {
                 k[v] = next;
                 if (next != last_key) next += a->row;
-                if (!copied) continue;
+            }
+            for (int v = 0; copied && v < DOT_KEYS; v++) {
                 REAL *line = (REAL *)t->line + v * p->depth_stride;
                 T(load_row)(k[v], a->col, a->dtype, p->head_dim, line);
                 for (ix d = p->head_dim; d < p->depth_stride; d++) line[d] = 0;

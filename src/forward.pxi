@@ -62,7 +62,7 @@ cdef void some(Work* w, Step step, Py_ssize_t first, Py_ssize_t stop, int thread
         task = laid                 # steps may turn its pointers elsewhere
         step(w, i, &task, thread)
     fp_leave(state)
-    w.done += stop - first
+    count_more(&w.done, stop - first)
     poll(w, thread)
 
 

@@ -12,6 +12,7 @@ typedef ptrdiff_t ix;
 /* What threads of a call tell each other. */
 typedef _Atomic int Flag;
 typedef _Atomic ptrdiff_t Count;
+static inline void count_more(Count *count, ix n) { *count += n; }      /* one step; of Cython's += a load and a store */
 
 enum { F32, F64, F16, BF16, I8 };   /* stored dtypes; int8 rows of key and value come with a scale each */
 
