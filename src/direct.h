@@ -36,7 +36,7 @@ INLINE void T(dots)(const int dtype, const int rows, const REAL *const *q, const
             fetch(&near, DOT_KEYS * LANES * size);
             UNROLL for (int r = 0; r < rows; r++) {
                 VEC y = V(loadu)(q[r] + i);
-                UNROLL for (int v = 0; v < DOT_KEYS; v++) sum[r][v] = V(fma)(x[v], y, sum[r][v]);
+                UNROLL for (int v = 0; v < DOT_KEYS; v++) sum[r][v] = PRODUCT(dtype == PAIRS, x[v], y, sum[r][v]);
             }
         }
         UNROLL for (int r = 0; r < rows; r++) {
@@ -62,6 +62,7 @@ INLINE VEC T(load_scales)(const float *scale, ix first, ix valid) {
 INLINE void T(direct_rows)(const int dtype, const int rows, int copied, const Params *p, Task *t, const REAL *const *q_rows,
                            ix r0, ix block) {
     const Array *a = &p->key;
+    const ix depth = dtype == PAIRS ? p->head_dim / 2 : p->depth_stride;
     const REAL *q[GROUP_ROWS];
     VEC part[GROUP_ROWS][LANES / DOT_KEYS], peak[GROUP_ROWS];
     const char *keys = t->key + block * p->block_k * a->row, *next = keys + t->from * a->row;
@@ -78,11 +79,14 @@ INLINE void T(direct_rows)(const int dtype, const int rows, int copied, const Pa
             }
             for (int v = 0; copied && v < DOT_KEYS; v++) {
                 REAL *line = (REAL *)t->line + v * p->depth_stride;
-                T(load_row)(k[v], a->col, a->dtype, p->head_dim, line);
-                for (ix d = p->head_dim; d < p->depth_stride; d++) line[d] = 0;
+                if (dtype == PAIRS) LOAD_PAIRS(k[v], a->col, p->head_dim, line);
+                else {
+                    T(load_row)(k[v], a->col, a->dtype, p->head_dim, line);
+                    for (ix d = p->head_dim; d < p->depth_stride; d++) line[d] = 0;
+                }
                 k[v] = (const char *)line;
             }
-            T(dots)(dtype, rows, q, k, &ahead, p->depth_stride, part, i / DOT_KEYS);
+            T(dots)(dtype, rows, q, k, &ahead, depth, part, i / DOT_KEYS);
         }
         unsigned bits = ((1u << LANES) - 1) >> (LANES - 1 - last);
         VEC scale = V(set1)(1);
@@ -98,14 +102,18 @@ INLINE void T(direct_rows)(const int dtype, const int rows, int copied, const Pa
     UNROLL for (int r = 0; r < rows; r++) V(store)(P_(peaks) + r * LANES, peak[r]);
 }
 
-static void T(scores_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
+INLINE void T(direct_group)(const int dtype, int copied, const Params *p, Task *t, ix r0, ix n, ix block) {
     const REAL *const *q = (const REAL *const *)t->q_rows + r0;
+#define ROWS(rows) T(direct_rows)(dtype, rows, copied, p, t, q, r0, block)
+    ROW_CASES(ROWS)
+#undef ROWS
+}
+
+static void T(scores_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
     int copied, dtype = T(direct_dtype)(&p->key, p->head_dim, &copied);
-#define ROWS(rows) T(direct_rows)(kind, rows, copied, p, t, q, r0, block)
-#define KIND(type) { const int kind = type; ROW_CASES(ROWS) break; }
+#define KIND(type) { T(direct_group)(type, copied, p, t, r0, n, block); break; }
     DTYPE_CASES(KIND)
 #undef KIND
-#undef ROWS
 }
 
 /* ------------------------------------------------------------------------------------------------------ values */

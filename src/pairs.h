@@ -5,6 +5,8 @@
 #include "params.h"
 #include "simd.h"
 
+enum { PAIRS = 8 };          /* beside the dtypes of params.h: keys whose elements are taken two at a time */
+
 #if BF16_DOT
 
 /* n bfloat16 as ceil(n / 2) pairs, their signs changed by `flip`. */

@@ -30,7 +30,7 @@ static REAL T(element)(const char *p, int dtype) {
     return (REAL)x.d;
 }
 
-INLINE ix T(element_size)(int dtype) { return dtype == F32 ? 4 : dtype == F64 ? 8 : dtype == I8 ? 1 : 2; }
+INLINE ix T(element_size)(int dtype) { return dtype == F32 || dtype == PAIRS ? 4 : dtype == F64 ? 8 : dtype == I8 ? 1 : 2; }
 
 static void T(load_row)(const char *src, ix stride, int dtype, ix n, REAL *dst) {
     ix i = 0;

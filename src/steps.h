@@ -7,10 +7,12 @@
 #define PRODUCT(dot, x, y, sum) ((dot) ? vf_dot(x, y, sum) : vf_fma(x, y, sum))
 #define STORE_HALVES vf_store_pairs
 #define PAIR_ROW pair_row
+#define LOAD_PAIRS(src, stride, n, dst) load_pairs(src, stride, n, 0, dst)
 #else
 #define PRODUCT(dot, x, y, sum) ((void)(dot), V(fma)(x, y, sum))
 #define STORE_HALVES(halves, x) ((void)(halves))
 #define PAIR_ROW T(query_row)
+#define LOAD_PAIRS(src, stride, n, dst) ((void)0)
 #endif
 
 INLINE REAL T(exp2_one)(REAL t) { return V(exp2)(V(set1)(t))[0]; }
@@ -20,6 +22,9 @@ INLINE REAL T(exp2_one)(REAL t) { return V(exp2)(V(set1)(t))[0]; }
 #include "places.h"
 #include "tile.h"
 #include "direct.h"
+#if REAL_BITS == 32 && BF16_DOT
+#include "direct_dot.h"
+#endif
 #include "results.h"
 #include "rowstats.h"
 #include "keystats.h"
@@ -34,6 +39,7 @@ INLINE REAL T(exp2_one)(REAL t) { return V(exp2)(V(set1)(t))[0]; }
 #undef PRODUCT
 #undef STORE_HALVES
 #undef PAIR_ROW
+#undef LOAD_PAIRS
 #undef P_
 #undef VECTOR_CASES
 #undef ROW_CASES

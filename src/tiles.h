@@ -81,7 +81,7 @@ typedef struct {
 /* `step` names the steps that multiply: those of the type itself, or dot.h's */
 #define TILE(type, real, lanes, packed, step) { \
     sizeof(real), lanes * TILE_VECTORS, lanes, packed, begin_##step, pack_##step, classify_##type, scores_##step, \
-    scores_direct_##type, finish_scores_##type, softmax_##step, values_##step, values_direct_##type, \
+    scores_direct_##step, finish_scores_##type, softmax_##step, values_##step, values_direct_##step, \
     finish_##type, store_kept_##type, \
     store_again_##type, store_under_lse_##type, store_scores_##type, save_state_##type, merge_state_##type, save_row_stats_##type, \
     load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type, softmax_strips_##type, softmax_backward_rows_##type, \

@@ -127,7 +127,7 @@ def test_few_rows_split_many_keys_by_their_number(isa):
 
 @pytest.mark.parametrize("q_lens", [(1, 6), (7, 18), (19, 200)])
 def test_blocks_follow_from_depth_and_dtype_alone(isa, q_lens):
-    """And from whether rows are few; not from batch or threads, as the bits depend on them: a row's bits are its own."""
+    """And from whether rows are few; not from batch or threads, as the bits depend on them: a row keeps its bits."""
     for dtype in ("float32", "float64"):
         blocks = {plan(heads, heads, q_len, kv_len, 64, dtype=dtype, num_threads=threads)["block_k"]
                   for heads in (1, 3) for q_len in q_lens for kv_len in (3, 700) for threads in (1, 2)}

@@ -73,6 +73,19 @@ INLINE vf vf_load_i8(const int8_t *p) {
 INLINE void vf_store_pairs(uint16_t *p, vf v) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v)); }
 /* sum + the products of the two bfloat16 in each lane */
 INLINE vf vf_dot(vf a, vf b, vf sum) { return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
+/* lane i: the bfloat16 at low[i] and at high[i] */
+INLINE vf vf_load_pairs(const uint16_t *low, const uint16_t *high) {
+    static const int16_t order[32] = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
+                                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    __m512i a = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)low));
+    __m512i b = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)high));
+    return (vf)_mm512_permutex2var_epi16(a, _mm512_loadu_si512(order), b);
+}
+/* bits of the bfloat16 that are subnormal: their exponent is 0, and some other bit is not */
+INLINE unsigned vf_subnormal_pairs(vf v) {
+    __mmask32 small = _mm512_testn_epi16_mask((__m512i)v, _mm512_set1_epi16(0x7F80));
+    return _mm512_mask_test_epi16_mask(small, (__m512i)v, _mm512_set1_epi16(0x7F));
+}
 #endif
 
 /* Square of VF x VF (VD x VD) elements in place: pairs, then quads inside 128-bit parts, then the parts. */

@@ -1,0 +1,107 @@
+/* direct_dot.h: the steps of direct.h for bfloat16 where products take pairs (dot.h): of depths as they lie in a key, of keys
+ * 2 i and 2 i + 1 for the values, whose rows are interleaved in registers. */
+static void scores_direct_dot(const Params *p, Task *t, ix r0, ix n, ix block) {
+    direct_group_f32(PAIRS, p->key.col != 2, p, t, r0, n, block);
+}
+
+/* o = o * alpha + weights @ values for rows x vectors, over pairs of keys; the key missing at an odd end is 0. The answer is
+ * 0, and nothing stored, where sums are not finite (if `check`), or values are subnormal (if it is 2). */
+INLINE int sum_pairs(const int rows, const int vectors, const float *w, ix w_stride, const char *v, ix v_stride, Ahead *ahead,
+                     ix keys, int check, const float *alpha, float *o, ix o_stride) {
+    static const uint16_t zeros[VF * TILE_VECTORS];
+    Ahead near = *ahead;
+    unsigned small = 0;
+    vf sum[GROUP_ROWS][TILE_VECTORS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = vf_set1(0);
+    for (ix j = 0; j < keys; j += 2, v += 2 * v_stride) {
+        const uint16_t *low = (const uint16_t *)v, *high = j + 1 < keys ? (const uint16_t *)(v + v_stride) : zeros;
+        vf value[TILE_VECTORS];
+        UNROLL for (int i = 0; i < vectors; i++) value[i] = vf_load_pairs(low + i * VF, high + i * VF);
+        UNROLL for (int i = 0; i < vectors; i++) small |= vf_subnormal_pairs(value[i]);
+        fetch(&near, 4 * vectors * VF);
+        UNROLL for (int r = 0; r < rows; r++) {
+            vf x = vf_set1(w[r * w_stride + j / 2]);
+            UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = vf_dot(x, value[i], sum[r][i]);
+        }
+    }
+    *ahead = near;
+    if (check == 2 && small) return 0;                    /* the product took them for 0 */
+    vfi odd = {0}, none = {0};
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) {
+            sum[r][i] = vf_fma(vf_set1(alpha[r]), vf_load(o + r * o_stride + i * VF), sum[r][i]);
+            odd |= ~(sum[r][i] - sum[r][i] == 0);
+        }
+    if (check && memcmp(&odd, &none, sizeof none)) return 0;
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) vf_store(o + r * o_stride + i * VF, sum[r][i]);
+    return 1;
+}
+
+static int sum_pairs_group(ix n, ix vectors, const float *w, ix w_stride, const char *v, ix v_stride, Ahead *ahead, ix keys,
+                           int check, const float *alpha, float *o, ix o_stride) {
+    int fine = 1;
+#define TILE(vectors) fine = sum_pairs(rows_, vectors, w, w_stride, v, v_stride, ahead, keys, check, alpha, o, o_stride)
+#define ROWS(rows) { const int rows_ = rows; VECTOR_CASES(TILE) }
+    ROW_CASES(ROWS)
+#undef ROWS
+#undef TILE
+    return fine;
+}
+
+/* n elements of each row, one row behind the other */
+static void copy_halves(const char *v, const Array *a, ix keys, ix n, uint16_t *dst) {
+    for (ix j = 0; j < keys; j++, v += a->row, dst += n)
+        for (ix i = 0; i < n; i++) memcpy(dst + i, v + i * a->col, 2);
+}
+
+/* As values_guarded of direct.h, where subnormal values too are added key by key. */
+static void pairs_guarded(const Params *p, Task *t, ix r0, ix n, ix block, ix from, ix keys, ix chunk, Ahead *ahead,
+                          const float *alpha) {
+    const Array *a = &p->value;
+    ix start = chunk_start_f32(p, chunk), vectors = chunk_start_f32(p, chunk + 1) - start, width = vectors * VF, n_apart = 0;
+    const char *v = t->value + (block * p->block_k + from) * a->row + start * VF * a->col;
+    const float *w = (const float *)t->halves + from / 2;
+    float *o = (float *)t->o + r0 * p->value_stride + start * VF;
+    uint16_t *copy = t->packed.values;
+    for (int pass = 0, fine = 0; !fine; pass++) {
+        copy_halves(v, a, keys, width, copy);
+        n_apart = 0;
+        for (ix j = 0; j < keys; j++) {
+            uint16_t *x = copy + j * width;
+            int apart = 0;
+            for (ix i = 0; i < width; i++) {
+                unsigned magnitude = x[i] & 0x7FFF;
+                apart |= magnitude >= (pass ? (127 + 95) << 7 : 0x7F80) || (magnitude && magnitude < 0x80);
+            }
+            if (apart) memset(x, 0, 2 * width), t->packed.apart[n_apart++] = (int32_t)(from + j);
+        }
+        fine = sum_pairs_group(n, vectors, w, p->width / 2, (char *)copy, 2 * width, ahead, keys, !pass, alpha, o, p->value_stride);
+    }
+    add_apart_f32(p, t, r0, n, block, t->packed.apart, n_apart, start * VF, (start + vectors) * VF);
+}
+
+static void values_direct_dot(const Params *p, Task *t, ix r0, ix n, ix block) {
+    const Array *a = &p->value;
+    const char *values = t->value + block * p->block_k * a->row;
+    const float *alpha = t->alpha, ones[GROUP_ROWS] = {1, 1, 1, 1, 1, 1};
+    rescale_apart_f32(p, t, r0, n);
+    for (ix from = t->column / 2 * 2, stop; from < t->columns; from = stop, alpha = ones) {
+        const float *w = (const float *)t->halves + from / 2;
+        stop = least((from / DIRECT_KEYS + 1) * DIRECT_KEYS, t->columns);
+        Ahead ahead = ahead_of(p, t, a, 2 * p->value_dim, values, from, r0);
+        for (ix c = 0; c < chunks_f32(p); c++) {
+            ix start = chunk_start_f32(p, c), vectors = chunk_start_f32(p, c + 1) - start, row = a->row;
+            const char *v = values + from * a->row + start * VF * a->col;
+            float *o = (float *)t->o + r0 * p->value_stride + start * VF;
+            if (a->col != 2) {
+                copy_halves(v, a, stop - from, vectors * VF, t->packed.keys);
+                v = t->packed.keys;
+                row = 2 * vectors * VF;
+            }
+            if (!sum_pairs_group(n, vectors, w, p->width / 2, v, row, &ahead, stop - from, 2, alpha, o, p->value_stride))
+                pairs_guarded(p, t, r0, n, block, from, stop - from, c, &ahead, alpha);
+        }
+    }
+}
