@@ -155,6 +155,18 @@ def test_bias_beyond_a_block(isa, seed):
         check(*inputs(random, (2,), 4, 2, 130, 300), bias=normal(random, shape), want=("bias",))
 
 
+def test_query_heads_share_a_row_of_bias_in_two_blocks(isa, seed):
+    """A block holds 96 rows, 19 of five heads and the twentieth of one: its gradient is the sum over two blocks."""
+    random = np.random.default_rng(seed)
+    arrays = inputs(random, (1,), 5, 1, 130, 40)
+    grad, output, lse, grad_lse = forward(*arrays, bias=(bias := normal(random, (130, 40))))
+    one, *many = (attnc.attention_backward(grad, *arrays, output, lse, grad_lse=grad_lse, bias=bias, want=("bias",),
+                                           num_threads=threads).bias for threads in (1, 4, 4, 4, 4))
+    check(*arrays, bias=bias, want=("bias",))
+    for got in many:
+        assert_same_bits(one, got)
+
+
 @pytest.mark.parametrize("batches", [((), (3,), (3,)), ((3,), (), (1,)), ((2, 1), (3,), (2, 3)),
                                      ((2, 3), (1, 3), (1,))])
 def test_broadcast_batches(isa, batches, seed):
