@@ -169,43 +169,36 @@ static int T(sum_direct)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride
     return fine;
 }
 
-INLINE void T(values_unchecked)(const int rows, ix vectors, const Params *p, const REAL *w, const REAL *v, ix stride, ix keys,
-                                const REAL *alpha, REAL *o) {
-    const REAL *w_rows[GROUP_ROWS];
-    UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w + r * p->width;
-#define TILE(vectors) T(values_tile)(0, rows, vectors, w_rows, v, stride, keys, alpha, o, p->value_stride)
-    VECTOR_CASES(TILE)
-#undef TILE
-}
-
-/* The sums came out not finite. Values that are not, then also those so large that their sum is not, are taken out of
- * the product and added key by key. The first step leaves no bit of a row changed that may not see such a key, and the
- * second is taken for what visible values do alone. */
+/* The sums of a group came out not finite. Row by row, for what one row sees may change no bit of another: values that are not
+ * finite, then also those so large that their sum is not, are taken out of the product and added key by key. The first step
+ * leaves no bit changed of a row that may not see such a key, and the second is taken for what visible values do alone. */
 static void T(values_guarded)(const Params *p, Task *t, ix r0, ix n, ix block, ix from, ix keys, ix chunk, Ahead *ahead,
                               const REAL *alpha) {
     ix start = T(chunk_start)(p, chunk), vectors = T(chunk_start)(p, chunk + 1) - start, width = vectors * LANES, n_apart = 0;
     ix valid = least(width, p->value_dim - start * LANES);
-    REAL *o = P_(o) + r0 * p->value_stride + start * LANES, *copy = t->packed.values;
-    const REAL *w = P_(s) + from;
-    for (int pass = 0; pass < 2; pass++) {
-        n_apart = 0;
-        for (ix j = 0; j < keys; j++) {
-            REAL *x = copy + j * width;
-            int apart = 0;
-            T(load_value)(p, t, block * p->block_k + from + j, start * LANES, valid, x);
-            for (ix i = 0; i < valid; i++) apart |= !(FABS(x[i]) < (pass ? APART : INFINITY));
-            for (ix i = apart ? 0 : valid; i < width; i++) x[i] = 0;
-            if (apart) t->packed.apart[n_apart++] = (int32_t)(from + j);
+    REAL *copy = t->packed.values;
+    for (ix r = 0; r < n; r++) {
+        REAL *o = P_(o) + (r0 + r) * p->value_stride + start * LANES;
+        const REAL *w = P_(s) + r * p->width + from;
+        for (int pass = 0, fine = 0; pass < 2 && !fine; pass++) {
+            n_apart = 0;
+            for (ix j = 0; j < keys; j++) {
+                REAL *x = copy + j * width;
+                int apart = 0;
+                T(load_value)(p, t, block * p->block_k + from + j, start * LANES, valid, x);
+                for (ix i = 0; i < valid; i++) apart |= !(FABS(x[i]) < (pass ? APART : INFINITY));
+                for (ix i = apart ? 0 : valid; i < width; i++) x[i] = 0;
+                if (apart) t->packed.apart[n_apart++] = (int32_t)(from + j);
+            }
+            fine = T(sum_direct)(NATIVE, 1, vectors, w, 0, (char *)copy, width * sizeof(REAL), ahead, keys, alpha + r, o, 0);
+            if (pass && !fine) {                          /* the weights or the sums before are not finite: so is the row */
+#define TILE(vectors) T(values_tile)(0, 1, vectors, &w, copy, width, keys, alpha + r, o, 0)
+                VECTOR_CASES(TILE)
+#undef TILE
+            }
         }
-        if (T(sum_direct)(NATIVE, n, vectors, w, p->width, (char *)copy, width * sizeof(REAL), ahead, keys, alpha, o, p->value_stride))
-            break;
-        if (pass) {                                       /* the weights or the sums before are not finite: so is the row */
-#define ROWS(rows) T(values_unchecked)(rows, vectors, p, w, copy, width, keys, alpha, o)
-            ROW_CASES(ROWS)
-#undef ROWS
-        }
+        T(add_apart)(p, t, r0, r, r + 1, block, t->packed.apart, n_apart, start * LANES, start * LANES + valid);
     }
-    T(add_apart)(p, t, r0, n, block, t->packed.apart, n_apart, start * LANES, least(p->value_dim, (start + vectors) * LANES));
 }
 
 /* o = o * alpha + weights @ values in steps of DIRECT_KEYS keys counted from key 0: a step's values stay in L1 while the

@@ -62,24 +62,26 @@ static void pairs_guarded(const Params *p, Task *t, ix r0, ix n, ix block, ix fr
     const Array *a = &p->value;
     ix start = chunk_start_f32(p, chunk), vectors = chunk_start_f32(p, chunk + 1) - start, width = vectors * VF, n_apart = 0;
     const char *v = t->value + (block * p->block_k + from) * a->row + start * VF * a->col;
-    const float *w = (const float *)t->halves + from / 2;
-    float *o = (float *)t->o + r0 * p->value_stride + start * VF;
     uint16_t *copy = t->packed.values;
-    for (int pass = 0, fine = 0; !fine; pass++) {
-        copy_halves(v, a, keys, width, copy);
-        n_apart = 0;
-        for (ix j = 0; j < keys; j++) {
-            uint16_t *x = copy + j * width;
-            int apart = 0;
-            for (ix i = 0; i < width; i++) {
-                unsigned magnitude = x[i] & 0x7FFF;
-                apart |= magnitude >= (pass ? (127 + 95) << 7 : 0x7F80) || (magnitude && magnitude < 0x80);
+    for (ix r = 0; r < n; r++) {
+        const float *w = (const float *)t->halves + r * (p->width / 2) + from / 2;
+        float *o = (float *)t->o + (r0 + r) * p->value_stride + start * VF;
+        for (int pass = 0, fine = 0; !fine; pass++) {
+            copy_halves(v, a, keys, width, copy);
+            n_apart = 0;
+            for (ix j = 0; j < keys; j++) {
+                uint16_t *x = copy + j * width;
+                int apart = 0;
+                for (ix i = 0; i < width; i++) {
+                    unsigned magnitude = x[i] & 0x7FFF;
+                    apart |= magnitude >= (pass ? (127 + 95) << 7 : 0x7F80) || (magnitude && magnitude < 0x80);
+                }
+                if (apart) memset(x, 0, 2 * width), t->packed.apart[n_apart++] = (int32_t)(from + j);
             }
-            if (apart) memset(x, 0, 2 * width), t->packed.apart[n_apart++] = (int32_t)(from + j);
+            fine = sum_pairs_group(1, vectors, w, 0, (char *)copy, 2 * width, ahead, keys, !pass, alpha + r, o, 0);
         }
-        fine = sum_pairs_group(n, vectors, w, p->width / 2, (char *)copy, 2 * width, ahead, keys, !pass, alpha, o, p->value_stride);
+        add_apart_f32(p, t, r0, r, r + 1, block, t->packed.apart, n_apart, start * VF, (start + vectors) * VF);
     }
-    add_apart_f32(p, t, r0, n, block, t->packed.apart, n_apart, start * VF, (start + vectors) * VF);
 }
 
 static void values_direct_dot(const Params *p, Task *t, ix r0, ix n, ix block) {

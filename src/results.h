@@ -229,7 +229,7 @@ static void T(weigh)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv)
     }
     t->column = 0;
     t->columns = stop;
-    T(add_apart)(p, t, r0, n, block, kv.apart, n_apart, 0, p->value_dim);
+    T(add_apart)(p, t, r0, 0, n, block, kv.apart, n_apart, 0, p->value_dim);
     for (ix r = 0; r < n; r++)
         for (ix k = 0; k < n_apart; k++) P_(s)[r * p->width + kv.apart[k]] = 0;
     for (; t->column < stop; t->column = t->columns) {

@@ -264,9 +264,10 @@ INLINE void T(values_rows)(const int dot, const int rows, const Params *p, const
     }
 }
 
-/* Values kept apart: weight times value, key by key, in columns start .. stop, only for rows that may see the key. Large
- * ones are summed apart and scaled, so that they can not overflow before the division by the row sum. */
-static void T(add_apart)(const Params *p, Task *t, ix r0, ix n, ix block, const int32_t *apart, ix n_apart, ix start, ix stop) {
+/* Values kept apart: weight times value, key by key, in columns start .. stop, for those of rows one .. n of the group r0 that
+ * may see the key. Large ones are summed apart and scaled, so that they can not overflow before the division by the row sum. */
+static void T(add_apart)(const Params *p, Task *t, ix r0, ix one, ix n, ix block, const int32_t *apart, ix n_apart,
+                         ix start, ix stop) {
     ix first = block * p->block_k;
     if (!n_apart) return;
     if (!t->uses_apart) memset(t->apart_o, 0, t->rows * p->value_stride * sizeof(REAL));
@@ -275,7 +276,7 @@ static void T(add_apart)(const Params *p, Task *t, ix r0, ix n, ix block, const 
         ix j = apart[k];
         if (j < t->column || j >= t->columns) continue;
         T(load_value)(p, t, first + j, start, stop - start, t->line);
-        for (ix r = r0; r < r0 + n; r++) {
+        for (ix r = r0 + one; r < r0 + n; r++) {
             if (first + j < t->row[r].start || first + j >= t->row[r].stop) continue;
             if (t->choose && !t->allow[(r - r0) * p->width + j]) continue;
             if (p->bias.data) {
@@ -313,7 +314,7 @@ INLINE void T(values_group)(const int dot, const Params *p, Task *t, ix r0, ix n
     for (ix r = 0; r < n; r++) w[r] = dot ? (const REAL *)t->halves + r * (p->width / 2) : P_(s) + r * p->width;
     T(rescale_apart)(p, t, r0, n);
     T(add_values)(dot, p, t, r0, n, block, w, kv.values);
-    T(add_apart)(p, t, r0, n, block, kv.apart, *kv.n_apart, 0, p->value_dim);
+    T(add_apart)(p, t, r0, 0, n, block, kv.apart, *kv.n_apart, 0, p->value_dim);
 }
 
 /* The steps as the table has them: products of REAL; dot.h has those of bfloat16 pairs. */

@@ -189,3 +189,16 @@ def test_padding_of_a_block_has_no_weight(isa, kv_len, q_len):
     got = check_attention(query, key, np.ones((1, kv_len, 3), np.float32))
     np.testing.assert_allclose(got.output, 1, rtol=1e-6)
     np.testing.assert_allclose(got.lse, -20 + np.log(kv_len), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_the_last_row_sees_leaves_the_others_large_values_alone(isa, dtype, seed):
+    """Rows of a group are repaired each for itself: a NaN key that one sees takes nothing out of the others' sums."""
+    random = np.random.default_rng(seed)
+    query, key, value = (normal(random, (2, length, 64), dtype) for length in (6, 40, 40))
+    value = value * value.dtype.type({"float64": 1e300, "float16": 1e4}.get(dtype, 1e30))
+    before = attnc.attention(query, key, value, causal=True)
+    key[:, -1] = np.nan
+    after = attnc.attention(query, key, value, causal=True)
+    assert_same_bits(before[:, :-1], after[:, :-1])
+    assert np.isnan(after[:, -1]).all()
