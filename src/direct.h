@@ -149,11 +149,15 @@ INLINE int T(sum_rows)(const int dtype, const int rows, const int vectors, const
     return 1;
 }
 
+/* Of other dtypes only whole chunks are taken in place: the others are half of the code, and a copy in L1 serves them. */
+INLINE int T(whole_chunk)(const int dtype, ix vectors) { return dtype == NATIVE || vectors == TILE_VECTORS; }
+
 INLINE int T(sum_vectors)(const int dtype, const int rows, ix vectors, const REAL *w, ix w_stride, const char *v, ix v_stride,
                           Ahead *ahead, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     int fine = 1;
 #define TILE(vectors) fine = T(sum_rows)(dtype, rows, vectors, w, w_stride, v, v_stride, ahead, keys, alpha, o, o_stride)
-    VECTOR_CASES(TILE)
+    if (dtype == NATIVE) VECTOR_CASES(TILE)
+    else TILE(TILE_VECTORS);
 #undef TILE
     return fine;
 }
@@ -226,14 +230,15 @@ static void T(values_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
             ix start = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - start, row = a->row;
             const char *v = values + from * a->row + start * LANES * a->col;
             REAL *o = P_(o) + r0 * p->value_stride + start * LANES;
-            if (copied) {
+            int as_is = !copied && T(whole_chunk)(dtype, vectors);
+            if (!as_is) {
                 ix valid = least(vectors * LANES, p->value_dim - start * LANES);
                 memset(t->line, 0, vectors * LANES * sizeof(REAL));
                 T(pack_chunk)(0, a, v, NULL, stop - from, valid, vectors, t->line, t->packed.keys);
                 v = t->packed.keys;
                 row = vectors * LANES * (ix)sizeof(REAL);
             }
-            if (!T(sum_direct)(dtype, n, vectors, w, w_stride, v, row, &ahead, stop - from, alpha, o, p->value_stride))
+            if (!T(sum_direct)(as_is ? dtype : NATIVE, n, vectors, w, w_stride, v, row, &ahead, stop - from, alpha, o, p->value_stride))
                 T(values_guarded)(p, t, r0, n, block, from, stop - from, c, &ahead, alpha);
         }
     }

@@ -4,49 +4,47 @@ static void scores_direct_dot(const Params *p, Task *t, ix r0, ix n, ix block) {
     direct_group_f32(PAIRS, p->key.col != 2, p, t, r0, n, block);
 }
 
-/* o = o * alpha + weights @ values for rows x vectors, over pairs of keys; the key missing at an odd end is 0. The answer is
+/* o = o * alpha + weights @ values for rows x one whole chunk, over pairs of keys; the key missing at an odd end is 0. The answer is
  * 0, and nothing stored, where sums are not finite (if `check`), or values are subnormal (if it is 2). */
-INLINE int sum_pairs(const int rows, const int vectors, const float *w, ix w_stride, const char *v, ix v_stride, Ahead *ahead,
+INLINE int sum_pairs(const int rows, const float *w, ix w_stride, const char *v, ix v_stride, Ahead *ahead,
                      ix keys, int check, const float *alpha, float *o, ix o_stride) {
     static const uint16_t zeros[VF * TILE_VECTORS];
     Ahead near = *ahead;
     unsigned small = 0;
     vf sum[GROUP_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = vf_set1(0);
+        UNROLL for (int i = 0; i < TILE_VECTORS; i++) sum[r][i] = vf_set1(0);
     for (ix j = 0; j < keys; j += 2, v += 2 * v_stride) {
         const uint16_t *low = (const uint16_t *)v, *high = j + 1 < keys ? (const uint16_t *)(v + v_stride) : zeros;
         vf value[TILE_VECTORS];
-        UNROLL for (int i = 0; i < vectors; i++) value[i] = vf_load_pairs(low + i * VF, high + i * VF);
-        UNROLL for (int i = 0; i < vectors; i++) small |= vf_subnormal_pairs(value[i]);
-        fetch(&near, 4 * vectors * VF);
+        UNROLL for (int i = 0; i < TILE_VECTORS; i++) value[i] = vf_load_pairs(low + i * VF, high + i * VF);
+        UNROLL for (int i = 0; i < TILE_VECTORS; i++) small |= vf_subnormal_pairs(value[i]);
+        fetch(&near, 4 * TILE_VECTORS * VF);
         UNROLL for (int r = 0; r < rows; r++) {
             vf x = vf_set1(w[r * w_stride + j / 2]);
-            UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = vf_dot(x, value[i], sum[r][i]);
+            UNROLL for (int i = 0; i < TILE_VECTORS; i++) sum[r][i] = vf_dot(x, value[i], sum[r][i]);
         }
     }
     *ahead = near;
     if (check == 2 && small) return 0;                    /* the product took them for 0 */
     vfi odd = {0}, none = {0};
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int i = 0; i < vectors; i++) {
+        UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
             sum[r][i] = vf_fma(vf_set1(alpha[r]), vf_load(o + r * o_stride + i * VF), sum[r][i]);
             odd |= ~(sum[r][i] - sum[r][i] == 0);
         }
     if (check && memcmp(&odd, &none, sizeof none)) return 0;
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int i = 0; i < vectors; i++) vf_store(o + r * o_stride + i * VF, sum[r][i]);
+        UNROLL for (int i = 0; i < TILE_VECTORS; i++) vf_store(o + r * o_stride + i * VF, sum[r][i]);
     return 1;
 }
 
-static int sum_pairs_group(ix n, ix vectors, const float *w, ix w_stride, const char *v, ix v_stride, Ahead *ahead, ix keys,
+static int sum_pairs_group(ix n, const float *w, ix w_stride, const char *v, ix v_stride, Ahead *ahead, ix keys,
                            int check, const float *alpha, float *o, ix o_stride) {
     int fine = 1;
-#define TILE(vectors) fine = sum_pairs(rows_, vectors, w, w_stride, v, v_stride, ahead, keys, check, alpha, o, o_stride)
-#define ROWS(rows) { const int rows_ = rows; VECTOR_CASES(TILE) }
+#define ROWS(rows) fine = sum_pairs(rows, w, w_stride, v, v_stride, ahead, keys, check, alpha, o, o_stride)
     ROW_CASES(ROWS)
 #undef ROWS
-#undef TILE
     return fine;
 }
 
@@ -60,7 +58,8 @@ static void copy_halves(const char *v, const Array *a, ix keys, ix n, uint16_t *
 static void pairs_guarded(const Params *p, Task *t, ix r0, ix n, ix block, ix from, ix keys, ix chunk, Ahead *ahead,
                           const float *alpha) {
     const Array *a = &p->value;
-    ix start = chunk_start_f32(p, chunk), vectors = chunk_start_f32(p, chunk + 1) - start, width = vectors * VF, n_apart = 0;
+    const ix start = chunk_start_f32(p, chunk), width = TILE_VECTORS * VF;
+    ix n_apart = 0;
     const char *v = t->value + (block * p->block_k + from) * a->row + start * VF * a->col;
     uint16_t *copy = t->packed.values;
     for (ix r = 0; r < n; r++) {
@@ -78,9 +77,9 @@ static void pairs_guarded(const Params *p, Task *t, ix r0, ix n, ix block, ix fr
                 }
                 if (apart) memset(x, 0, 2 * width), t->packed.apart[n_apart++] = (int32_t)(from + j);
             }
-            fine = sum_pairs_group(1, vectors, w, 0, (char *)copy, 2 * width, ahead, keys, !pass, alpha + r, o, 0);
+            fine = sum_pairs_group(1, w, 0, (char *)copy, 2 * width, ahead, keys, !pass, alpha + r, o, 0);
         }
-        add_apart_f32(p, t, r0, r, r + 1, block, t->packed.apart, n_apart, start * VF, (start + vectors) * VF);
+        add_apart_f32(p, t, r0, r, r + 1, block, t->packed.apart, n_apart, start * VF, start * VF + width);
     }
 }
 
@@ -94,15 +93,15 @@ static void values_direct_dot(const Params *p, Task *t, ix r0, ix n, ix block) {
         stop = least((from / DIRECT_KEYS + 1) * DIRECT_KEYS, t->columns);
         Ahead ahead = ahead_of(p, t, a, 2 * p->value_dim, values, from, r0);
         for (ix c = 0; c < chunks_f32(p); c++) {
-            ix start = chunk_start_f32(p, c), vectors = chunk_start_f32(p, c + 1) - start, row = a->row;
+            ix start = chunk_start_f32(p, c), row = a->row;
             const char *v = values + from * a->row + start * VF * a->col;
             float *o = (float *)t->o + r0 * p->value_stride + start * VF;
             if (a->col != 2) {
-                copy_halves(v, a, stop - from, vectors * VF, t->packed.keys);
+                copy_halves(v, a, stop - from, TILE_VECTORS * VF, t->packed.keys);
                 v = t->packed.keys;
-                row = 2 * vectors * VF;
+                row = 2 * TILE_VECTORS * VF;
             }
-            if (!sum_pairs_group(n, vectors, w, p->width / 2, v, row, &ahead, stop - from, 2, alpha, o, p->value_stride))
+            if (!sum_pairs_group(n, w, p->width / 2, v, row, &ahead, stop - from, 2, alpha, o, p->value_stride))
                 pairs_guarded(p, t, r0, n, block, from, stop - from, c, &ahead, alpha);
         }
     }
