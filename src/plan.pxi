@@ -14,6 +14,7 @@ cdef enum:
     # 11.3, 4.7 M 29.5 and 18.2; the border is above the break-even because a pool that sleeps has to be woken first.
     LEAST_PARALLEL_WORK = 2000000
     TASK_WORK = 4000000              # FLOP of small heads that are one task: 15 microseconds
+    ROW_STATE = 64                   # bytes that a task keeps of a row beside its query and sums
 
 
 cdef Py_ssize_t padded(Py_ssize_t nbytes) noexcept nogil:
@@ -139,9 +140,9 @@ cdef Py_ssize_t parts_of_head(const Params* p, Py_ssize_t real) noexcept nogil:
     parts still are long enough for what packing costs.
     """
     cdef Py_ssize_t heads = p.batches * p.kv_heads, threads = p.n_threads, parts = 1
-    cdef Py_ssize_t row = (p.depth_stride if p.copied else 0) + p.value_stride
+    cdef Py_ssize_t row = most(((p.depth_stride if p.copied else 0) + p.value_stride) * real, ROW_STATE)
     cdef bint even = not p.causal and p.left < 0 and p.right < 0 and p.q_lengths.data == NULL and p.kv_lengths.data == NULL
-    if p.rows * row * real + p.pack_bytes > share_of_l2(SIZES.whole_share):
+    if p.rows * row + p.pack_bytes > share_of_l2(SIZES.whole_share):
         return 0
     while 20 * round_up(heads * parts, threads) > 21 * heads * parts:
         parts += 1
