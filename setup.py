@@ -14,8 +14,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 # Best last: each name is a promise of what the processor and its operating system must offer (src/cpu.pyx checks it).
-# The loops that GCC's -O3 copies are an eighth of a module and gain nothing, but for those that it makes vectors (masks:
-# 1.47 times as fast) and, with AVX2, those that it peels (softmax of columns: up to 1.2).
+# The loops that GCC's -O3 copies are an eighth of a module and gain nothing, but for those that it makes vectors (1.47
+# times as fast with masks) and, with AVX2, those that it peels (softmax of columns: up to 1.2).
 LEAN = ["-O2", "-fvect-cost-model=dynamic"]
 X86 = {"base": LEAN, "avx2": ["-march=x86-64-v3", *LEAN, "-fpeel-loops"], "avx512": ["-march=x86-64-v4", *LEAN],
        "avx512bf16": ["-march=x86-64-v4", "-mavx512bf16", *LEAN]}

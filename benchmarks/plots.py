@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
+COLOURS = {"attnc": "tab:red", "numpy": "tab:blue", "torch": "tab:orange", "onnxruntime": "tab:green",
+           "onnxruntime-mha": "tab:olive", "openvino": "tab:purple", "jax": "tab:brown", "scipy": "tab:gray"}
 RESULT = ROOT / "results" / "lengths.json"
 PANELS = (      # limit, axis of the length, rate of a case per second, unit, title
     ("fma", "tokens", "flops", "GFLOP/s", "Attention, 8 heads of 64, float32"),
@@ -33,21 +35,22 @@ def draw(result: dict, path: Path) -> None:
     """Both panels into one picture."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    figure = Figure(figsize=(12, 4.4), layout="constrained")
+    drawn = {}
     for axes, (limit, tokens, work, unit, title) in zip(figure.subplots(1, 2), PANELS, strict=True):
         line, found = series(result, limit, work)
-        axes.plot(*zip(*line, strict=True), color="0.35", linestyle="--", label="limit of this machine")
+        [drawn["limit of this machine"]] = axes.plot(*zip(*line, strict=True), color="0.35", linestyle="--")
         for name, points in found.items():
             own = name == "attnc"
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, linewidth=2.4 if own else 1.2,
-                      color="tab:red" if own else None, zorder=3 if own else 2, label=name)
+            [drawn[name]] = axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=COLOURS[name],
+                                      linewidth=2.4 if own else 1.2, zorder=3 if own else 2)
         axes.set(xscale="log", title=title, xlabel=tokens, ylabel=unit, ylim=(0, None))
         axes.set_xscale("log", base=2)
         axes.set_xticks([length for length, _ in line], [f"{length:,}" for length, _ in line], rotation=35)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+    figure.legend(drawn.values(), drawn.keys(), loc="outside right upper", frameon=False, fontsize=9)
     machine = result["machine"]
     figure.suptitle(f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads", fontsize=9, color="0.35")
     path.parent.mkdir(exist_ok=True)
