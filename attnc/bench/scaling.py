@@ -94,19 +94,22 @@ def _scaling(each, threads, rounds) -> dict:
 
 
 def _together(each, threads, rounds) -> dict:
-    """The throughput of threads of Python that call at the same time over that of the same calls one after another."""
+    """The throughput of threads of Python that call at the same time over that of the same calls one after another.
+
+    One after another they take turns too, so that either way a cache holds the inputs of all callers or of none.
+    """
     inputs = [each.case.make(seed) for seed in range(CALLERS)]
 
-    def work(arrays, options, start=None):
-        if start:
-            start.wait()
+    def work(arrays, options, start):
+        start.wait()
         for _ in range(each.calls):
             attnc.attention(*arrays, **options)
 
     def alone():
         begin = time.perf_counter()
-        for given in inputs:
-            work(*given)
+        for _ in range(each.calls):
+            for arrays, options in inputs:
+                attnc.attention(*arrays, **options)
         return time.perf_counter() - begin
 
     def together():
