@@ -95,7 +95,7 @@ def backward(tuple arrays, tuple extra, tuple batch, tuple sizes, tuple options,
             more.held[i] = take(extra[i], extras[i], &more.view[i], EXTRA_AXES[i], i >= EXTRA_OUTPUTS)
         prepare(w, BACKWARD)
         g.value_dim, p.value_dim = p.value_dim, 0          # the forward pass has nothing to do with values
-        start(w, threads, explicit)
+        start(w, divide_backward, compute_backward, threads, explicit)
         return plan_of(w)
     finally:
         close_arrays(&views)

@@ -113,7 +113,7 @@ def attention(int mode, tuple arrays, tuple batch, tuple sizes, tuple options, i
     try:
         open_call(&work, mode, arrays, batch, sizes, options, shape, &views)
         prepare(&work, mode)
-        start(&work, threads, explicit)
+        start(&work, divide, compute, threads, explicit)
         return plan_of(&work)
     finally:
         close_arrays(&views)
@@ -139,17 +139,11 @@ cdef enum:
     LOCAL_BYTES = 32 * 1024            # on the stack, for the scratch of small calls: the allocator takes 0.2 microseconds
 
 
-cdef void compute_call(Work* w) noexcept nogil:
-    if w.mode == BACKWARD:
-        compute_backward(w)
-    elif w.mode == RECEIVE:
-        receive_all(w)
-    else:
-        compute(w)
+ctypedef void (*Phase)(Work*) noexcept nogil
 
 
-cdef int start(Work* w, int threads, bint explicit) except -1:
-    """Allocate, compute, free; a KeyboardInterrupt (or what a handler raised) comes through here.
+cdef int start(Work* w, Phase cut_up, Phase carry_out, int threads, bint explicit) except -1:
+    """Cut the call up, allocate, carry it out, free; a KeyboardInterrupt (or what a handler raised) comes through here.
 
     A call that is too short to be shared keeps the GIL: to hand it over takes longer than to compute.
     """
@@ -161,21 +155,16 @@ cdef int start(Work* w, int threads, bint explicit) except -1:
     taken = enter_threads(threads if shared else 1, explicit)
     w.p.n_threads = taken
     try:
-        if w.mode == BACKWARD:
-            divide_backward(w)
-        elif w.mode == RECEIVE:
-            divide_keys(w)
-        else:
-            divide(w)
+        cut_up(w)
         w.memory = scratch_memory(w.bytes, local, LOCAL_BYTES)
         if w.memory == NULL:
             raise MemoryError(f"attnc: no memory for {w.bytes} bytes of scratch")
         try:
             if shared:
                 with nogil:
-                    compute_call(w)
+                    carry_out(w)
             else:
-                compute_call(w)
+                carry_out(w)
         finally:
             free_scratch(w.memory, local, LOCAL_BYTES)
     finally:

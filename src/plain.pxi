@@ -56,7 +56,7 @@ def plain_attention(query, key, value, causal, out, threads, bint explicit):
         p.type = F64 if code == F64 else F32
         p.causal, p.left, p.right, p.scale = causal, -1, -1, 1 / sqrt(p.head_dim) if p.head_dim else 1
         prepare(&work, ATTEND)
-        start(&work, threads, explicit)
+        start(&work, divide, compute, threads, explicit)
         return out
     finally:
         close_arrays(&views)

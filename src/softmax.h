@@ -132,7 +132,7 @@ INLINE ix T(lead)(const char *out, ix size, int past) {
 /* The last LANES of n results: those behind the last whole vector, or all where none goes past the caches. Lines that
  * went past them are left alone: to touch one again would read it from memory. */
 INLINE void T(put_last)(char *out, int dtype, ix n, ix lead, int past, VEC last) {
-    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2, rest = (n - lead) % LANES;
+    const ix size = T(element_size)(dtype), rest = (n - lead) % LANES;
     if (!past) T(put)(out, dtype, n - LANES, last);
     else if (rest) {
         char line[LANES * sizeof(REAL)];
@@ -143,7 +143,7 @@ INLINE void T(put_last)(char *out, int dtype, ix n, ix lead, int past, VEC last)
 INLINE void T(put_first)(char *out, int dtype, ix lead, VEC first) {
     char line[LANES * sizeof(REAL)];
     T(put)(line, dtype, 0, first);
-    memcpy(out, line, (size_t)(lead * (dtype == F32 ? 4 : dtype == F64 ? 8 : 2)));
+    memcpy(out, line, (size_t)(lead * T(element_size)(dtype)));
 }
 
 /* The last vector is read before its neighbours are written: out may be where the elements are. */
@@ -165,7 +165,7 @@ INLINE void T(put_first)(char *out, int dtype, ix lead, VEC first) {
 /* Results of n elements: from their powers where they were kept, else from the elements. */
 INLINE void T(results)(int dtype, const char *x, const REAL *e, ix n, REAL top, REAL by, int logarithm, char *out,
                        int past, const char *next, ix pace) {
-    const ix lead = T(lead)(out, dtype == F32 ? 4 : dtype == F64 ? 8 : 2, past);
+    const ix lead = T(lead)(out, T(element_size)(dtype), past);
     const VEC shift = V(set1)(T(shift_of)(top)), factor = V(set1)(by);
     if (logarithm) EACH((v - shift) - factor, FROM_X);
     else if (e) EACH(v * factor, FROM_E);
@@ -182,8 +182,7 @@ static void T(row_powers)(int dtype, const char *x, ix n, REAL shift, double *su
 }
 static void T(row_results)(int dtype, const char *x, const REAL *e, ix n, REAL top, REAL by, int logarithm, char *out,
                            int past, const char *next, ix pace) {
-    WITH_DTYPE(dtype, T(results), x, e, n, top, by, logarithm, out, past, next,
-               pace);
+    WITH_DTYPE(dtype, T(results), x, e, n, top, by, logarithm, out, past, next, pace);
 }
 
 /* Whole lines of `n` bytes from `stage` past the caches to `out`; both begin at the same place of a line. */
@@ -214,7 +213,7 @@ INLINE void T(peaks)(const int dtype, const int rows, const char *x, ix step, ix
  * vector and for a division, which take a row 125 cycles. Powers of two groups are kept, of row r from r * n on. */
 INLINE void T(groups)(const int dtype, const int rows, int logarithm, ix n, const char *x, ix step, char *out,
                       ix out_step, ix groups, REAL *e, int past) {
-    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2, of_group = rows * round_up(n, LANES);
+    const ix size = T(element_size)(dtype), of_group = rows * round_up(n, LANES);
     const int staged = rows > 1 && past && out_step == n * size;
     char *stage = (char *)(e + 2 * of_group);
     REAL top[TOGETHER], shift[TOGETHER] = {0}, factor[TOGETHER] = {0};

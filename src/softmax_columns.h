@@ -34,7 +34,7 @@ INLINE VEC T(keep_where)(const RowOp *op, const T(Strip) *s, ix i, ix g, ix vali
 /* Row i of the strip to `kept`, -inf where excluded; the maxima so far are raised. */
 INLINE void T(load_line)(int dtype, const RowOp *op, const T(Strip) *s, ix i, ix groups, int plain, REAL *kept,
                          VEC *high) {
-    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2;
+    const ix size = T(element_size)(dtype);
     const char *x = s->x + i * op->x.col;
     for (ix g = 0; g < groups; g++) {
         const ix valid = plain ? LANES : least(LANES, s->columns - g * LANES);
@@ -53,7 +53,7 @@ INLINE void T(load_line)(int dtype, const RowOp *op, const T(Strip) *s, ix i, ix
 
 /* Elements first .. first + n of all columns to `kept`; their maxima to s->peak. */
 INLINE void T(load_columns)(int dtype, const RowOp *op, T(Strip) *s, ix first, ix n, ix groups, int plain) {
-    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2;
+    const ix size = T(element_size)(dtype);
     VEC high[STRIP];
     for (ix g = 0; g < groups; g++) high[g] = V(set1)(-INFINITY);
     for (ix i = 0; i < n; i++) {
@@ -100,7 +100,7 @@ static void T(add_columns)(REAL *x, ix step, ix n, const REAL *top, double *sum,
  * `next`, a like strip or NULL, are loaded into the places that become free: reading and writing go on at once. */
 INLINE void T(store_columns)(int dtype, const RowOp *op, const T(Strip) *s, ix first, ix n, ix groups, int plain,
                              const REAL *by, int powers, T(Strip) *next) {
-    const ix size = dtype == F32 ? 4 : dtype == F64 ? 8 : 2, step = op->out.col;
+    const ix size = T(element_size)(dtype), step = op->out.col;
     const int logarithm = op->logarithm;
     REAL *kept = s->kept, shifts[STRIP_LANES];
     const int stream = op->stream && (uintptr_t)s->out % (LANES * size) == 0 && step % (LANES * size) == 0;

@@ -244,7 +244,7 @@ def statistics(int part, tuple arrays, tuple batch, tuple sizes, tuple options, 
         if part == ROWS:
             if p.out.data != NULL and p.rows <= SIZES.few_rows:   # the states of few rows know no statistics: a second pass
                 prepare(&work, mode)
-                start(&work, threads, explicit)
+                start(&work, divide, compute, threads, explicit)
                 p.out.data = p.lse.data = p.weights.data = NULL
                 p.value_dim = p.keep = 0
             want_rows(&p.row_wants, wants, &pointers)
@@ -252,7 +252,10 @@ def statistics(int part, tuple arrays, tuple batch, tuple sizes, tuple options, 
             want_keys(&p.key_wants, wants, &pointers)
         work.uniform = True
         prepare(&work, mode)
-        start(&work, threads, explicit)
+        if part == KEYS:
+            start(&work, divide_keys, receive_all, threads, explicit)
+        else:
+            start(&work, divide, compute, threads, explicit)
         return plan_of(&work)
     finally:
         close_arrays(&views)

@@ -264,9 +264,9 @@ INLINE void T(values_rows)(const int dot, const int rows, const Params *p, const
     }
 }
 
-/* Values kept apart: weight times value, key by key, in columns start .. stop, for those of rows one .. n of the group r0 that
- * may see the key. Large ones are summed apart and scaled, so that they can not overflow before the division by the row sum. */
-static void T(add_apart)(const Params *p, Task *t, ix r0, ix one, ix n, ix block, const int32_t *apart, ix n_apart,
+/* Values kept apart: weight times value, key by key, in columns start .. stop, for those of rows from .. n of the group r0
+ * that may see the key. Large ones are summed apart and scaled, so that they can not overflow before the division by the row sum. */
+static void T(add_apart)(const Params *p, Task *t, ix r0, ix from, ix n, ix block, const int32_t *apart, ix n_apart,
                          ix start, ix stop) {
     ix first = block * p->block_k;
     if (!n_apart) return;
@@ -276,7 +276,7 @@ static void T(add_apart)(const Params *p, Task *t, ix r0, ix one, ix n, ix block
         ix j = apart[k];
         if (j < t->column || j >= t->columns) continue;
         T(load_value)(p, t, first + j, start, stop - start, t->line);
-        for (ix r = r0 + one; r < r0 + n; r++) {
+        for (ix r = r0 + from; r < r0 + n; r++) {
             if (first + j < t->row[r].start || first + j >= t->row[r].stop) continue;
             if (t->choose && !t->allow[(r - r0) * p->width + j]) continue;
             if (p->bias.data) {
