@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 from calls import arrays_of
-from checking import DTYPES, dtype_of, inputs
+from checking import DTYPES, dtype_of, inputs, rearranged
 from slow import NAMES, some_option
 
 import attnc
@@ -114,17 +114,9 @@ class Random:
     def memory(self, x):
         """The same numbers in other memory."""
         kind = self.random.integers(9)
-        if kind == 0:
-            return np.asfortranarray(x)
-        if kind == 1:
-            return np.ascontiguousarray(x[..., ::-1, :])[..., ::-1, :]
-        if kind == 2:
-            wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1] + 1), x.dtype)
-            wide[..., 1::2] = x
-            return wide[..., 1::2]
-        if kind == 3:
-            return np.frombuffer(b"x" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape) if x.size else x
-        return x
+        if kind == 3 and x.size:
+            return np.frombuffer(b"x" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape)
+        return rearranged(x, kind)
 
     def options(self, names, *sizes):
         found = {}
