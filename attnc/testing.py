@@ -92,8 +92,17 @@ class Case:
         heads = self.q_heads if options.keys() & {"mask", "bias"} else 1
         rows, keys = (np.broadcast_to(np.float32(0), (self.batch, heads, length, 1))
                       for length in (self.q_len, self.kv_len))
-        visible = masks.allowed(attention_args(rows, keys, None, **options))
-        return int(np.count_nonzero(visible)) * self.q_heads // max(heads, 1)
+        a = attention_args(rows, keys, None, **options)
+        if options.keys() <= {"causal", "window"}:      # each row sees a range: no matrix of 64 GB at 256k
+            left, right = a.window or (None, None)
+            at = masks.positions(a)
+            first = 0 * at if left is None else at - left
+            end = at + (self.kv_len + self.q_len if right is None else right) + 1
+            if a.causal:
+                end = np.minimum(end, at + 1)
+            keys_of_rows = np.clip(end, 0, self.kv_len) - np.clip(first, 0, self.kv_len)
+            return int(np.maximum(keys_of_rows, 0).sum()) * self.batch * self.q_heads
+        return int(np.count_nonzero(masks.allowed(a))) * self.q_heads // max(heads, 1)
 
 
 _HIDE_NOTHING = ("want", "layout", "scale", "softcap", "alibi_slopes", "sinks", "num_threads")

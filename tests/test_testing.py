@@ -113,9 +113,19 @@ def test_attention_result():
         iter(result)
 
 
-def test_masks_of_a_case_match_the_helper():
-    case = Case("name", 1, 1, 1, 5, 9, 4, options=(("causal", True),))
-    assert case.flops == 16 * masks.causal_mask(5, 9).sum()
+@pytest.mark.parametrize("window", [None, (None, None), (2, None), (None, 1), (1, 3), (0, 0)], ids=str)
+@pytest.mark.parametrize("q_len, kv_len", [(5, 9), (9, 5), (4, 4), (0, 3), (3, 0)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_flops_of_a_range_of_keys_are_those_of_its_mask(q_len, kv_len, causal, window):
+    options = {"causal": causal} | ({} if window is None else {"window": window})
+    case = Case("name", 2, 3, 1, q_len, kv_len, 4, options=tuple(options.items()))
+    mask = masks.window_mask(q_len, kv_len, window or (None, None)) & (masks.causal_mask(q_len, kv_len) | (not causal))
+    assert case.flops == 2 * 3 * 16 * mask.sum()
+
+
+def test_flops_of_a_long_case_need_no_matrix():
+    case = Case("name", 1, 1, 1, 2**20, 2**20, 64, options=(("causal", True),))
+    assert case.flops == 256 * (2**20 * (2**20 + 1) // 2)
 
 
 def test_nothing_is_within_a_tolerance_that_is_nan():
