@@ -89,15 +89,15 @@ const Tile *tiles(void) { return TILES; }
 """
 
 
-@pytest.mark.parametrize("isa", _cpu.BUILT)
+@pytest.mark.parametrize("built", _cpu.BUILT)
 @pytest.mark.parametrize("cc", ["gcc", "clang"])
-def test_our_c_gives_no_warning(cc, isa, tmp_path):
+def test_our_c_gives_no_warning(cc, built, tmp_path):
     """All headers in one file; what only the Cython side calls would be unused there."""
     if shutil.which(cc) is None:
         pytest.skip(f"{cc} is not there")
     (tmp_path / "headers.c").write_text(HEADERS)
     done = run(cc, "-fsyntax-only", "-std=c11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function",
-               f"-I{sysconfig.get_path('include')}", f"-I{ROOT / 'src'}", *FLAGS.get(isa, ()), "headers.c",
+               f"-I{sysconfig.get_path('include')}", f"-I{ROOT / 'src'}", *FLAGS.get(built, ()), "headers.c",
                folder=tmp_path)
     assert done.returncode == 0, done.stdout
 
