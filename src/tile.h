@@ -30,7 +30,8 @@ INLINE void T(begin_rows)(const int dot, const Params *p, Task *t) {
         t->row_sum[r] = 0;
         REAL *copy = P_(q) + r * p->depth_stride;
         t->q_rows[r] = copy;
-        if (!t->query || t->row[r].position >= t->lengths.q_length) {     /* none; padding or another sequence's: not read */
+        if (!t->query) continue;            /* not even memset() of nothing: on a page never touched that takes 0.2 us */
+        if (t->row[r].position >= t->lengths.q_length) {       /* padding or another sequence's: not read */
             memset(copy, 0, p->depth_stride * sizeof(REAL));
             continue;
         }
