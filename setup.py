@@ -14,14 +14,17 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 # Best last: each name is a promise of what the processor and its operating system must offer (src/cpu.pyx checks it).
-# The loops that GCC's -O3 copies are an eighth of a module and gain nothing, but for those that it makes vectors (1.47
-# times as fast with masks) and, with AVX2, those that it peels (softmax of columns: up to 1.2).
+X86 = {"base": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"],
+       "avx512bf16": ["-march=x86-64-v4", "-mavx512bf16"]}
+ARM = {"neon": []}
+# Flags of GCC that make a set smaller or faster; a compiler that does not know them all, as Clang, builds it without.
+# The loops that -O3 copies are an eighth of a module and gain nothing, but for those that it makes vectors (1.47 times
+# as fast with masks) and, with AVX2, those that it peels (softmax of columns: up to 1.2). On Arm the first scheduling
+# pass moves loads up until sums of the register tile are spilled (38 instructions a depth, one of the 24 sums in
+# memory; without it 36, none).
 LEAN = ["-O2", "-fvect-cost-model=dynamic"]
-X86 = {"base": LEAN, "avx2": ["-march=x86-64-v3", *LEAN, "-fpeel-loops"], "avx512": ["-march=x86-64-v4", *LEAN],
-       "avx512bf16": ["-march=x86-64-v4", "-mavx512bf16", *LEAN]}
-# GCC's first scheduling pass moves loads up until sums of the register tile are spilled (38 instructions a depth, one
-# of the 24 sums in memory; without it 36, none). Clang does not know the flag, and warns.
-ARM = {"neon": ["-fno-schedule-insns"]}
+TUNING = {"base": LEAN, "avx2": [*LEAN, "-fpeel-loops"], "avx512": LEAN, "avx512bf16": LEAN,
+          "neon": ["-fno-schedule-insns"]}
 # What is built for, not what builds: get_platform() follows _PYTHON_HOST_PLATFORM.
 TARGET = sysconfig.get_platform().lower().rpartition("-")[2].replace("universal2", platform.machine().lower())
 ISAS = X86 if TARGET in ("x86_64", "amd64") else ARM if TARGET in ("aarch64", "arm64") else {"base": []}
@@ -112,7 +115,9 @@ for isa in left_out:
 
 version = run([*COMPILER, "--version"]).stdout.partition("\n")[0].replace("\\", "").replace('"', "") or "unknown"
 facts = {"ATTNC_BUILT": ",".join(built), "ATTNC_LEFT_OUT": ",".join(left_out), "ATTNC_COMPILER": version}
-modules = [extension(f"_kernels_{isa}", "src/kernels.pyx", ISAS[isa], isa, openmp=OPENMP) for isa in built]
+tuning = {isa: TUNING[isa] if compiles(EMPTY, "-Werror", *TUNING[isa]) else [] for isa in built}
+modules = [extension(f"_kernels_{isa}", "src/kernels.pyx", [*ISAS[isa], *tuning[isa]], isa, openmp=OPENMP)
+           for isa in built]
 modules.append(extension("_cpu", "src/cpu.pyx", [], "cpu", [(name, f'"{text}"') for name, text in facts.items()]))
 
 setup(
