@@ -1,6 +1,7 @@
 """What all tests share: the instruction sets that can run here, the seed, and Python processes of their own."""
 
 import os
+import random
 import subprocess
 import sys
 
@@ -21,16 +22,27 @@ def pytest_report_header():
             f"ATTNC_SEED={SEED}, NumPy {np.__version__}"]
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--cases", type=int, default=0, metavar="N",
+                     help="of each test function, on each instruction set, only N cases, drawn by ATTNC_SEED")
+
+
+def pytest_collection_modifyitems(config, items):
     """Mark what runs once for each instruction set; those of a case run in turn, to share checking.expected."""
-    order = {}
+    order, alike = {}, {}
     for item in items:
         if {"isa", "api"} & set(item.fixturenames):
             item.add_marker("kernels")
         isa = item.callspec.params.get("isa") if hasattr(item, "callspec") else None
         case = item.nodeid.replace(f"[{isa}-", "[").replace(f"[{isa}]", "")
         order[item] = order.setdefault(case, len(order))
+        alike.setdefault((item.nodeid.partition("[")[0], isa), []).append(item)
     items.sort(key=order.get)
+    if count := config.getoption("cases"):
+        some = {case for (name, _), cases in alike.items()      # the same cases on every set
+                for case in random.Random(f"{SEED} {name}").sample(cases, min(count, len(cases)))}
+        config.hook.pytest_deselected(items=[item for item in items if item not in some])
+        items[:] = [item for item in items if item in some]
 
 
 @pytest.fixture(params=_isa.available())

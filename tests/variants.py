@@ -5,11 +5,18 @@
 gcc and clang watch addresses and undefined operations. thread is Clang's race detector, with LLVM's OpenMP (Debian's
 libomp-dev), of which Archer tells it what a parallel region orders. valgrind is memcheck on kernels built as usual.
 serial has no OpenMP, and runs the whole suite. The modules are built from a copy of the sources in build/variants/ and
-loaded after the runtime of the sanitizer; Python and NumPy themselves are not watched. With --planted the copy has a
-fault, and the run succeeds if it is reported.
+loaded after the runtime of the sanitizer; Python and NumPy themselves are not watched. With --planted the lowest set
+alone is built, from a copy that has a fault, and the run succeeds if it is reported.
+
+Watched code is up to fifty times as slow, so of each test function only a few cases run on each set (--cases, in
+conftest.py), the same for every run of one ATTNC_SEED. gcc has two cases of every test of the kernels, on all sets but
+avx512, whose code is that of avx512bf16 but for its dot products; clang, which takes four times as long to build, the
+same on base and avx2. thread has the tests whose calls take more than one thread. valgrind has one case of every kind
+of step: scores, softmax, weighted sum, gradients, statistics, int8 rows, pairs, merging.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,9 +25,18 @@ from pathlib import Path
 
 from build_tree import ROOT, compiler, copy_sources
 
-QUICK = ("invariants", "special", "softmax", "states", "varlen", "weighted_sum", "given_lse", "backward", "cache",
-         "weights_calls")
+AVX512 = "-march=x86-64-v4"
 LOG = "report"      # where a sanitizer writes, with the number of the process behind
+
+
+def files(cases: int, *names: str) -> tuple[str, ...]:
+    """Arguments of pytest: so many cases of each test in these files, in as many processes as there are processors."""
+    return ("-n", "auto", "--cases", str(cases), *(f"tests/test_{name}.py" for name in names))
+
+
+# Freed memory is kept from use for a while; what a module is made of is not asked of a watched one.
+UNWATCHED = "memory_limit or calls_take_no_memory or instruction or wider_registers"
+KERNELS = ("-m", "kernels and not more and not peers", *files(2), "tests")
 
 
 @dataclass(frozen=True)
@@ -36,27 +52,33 @@ class Fault:
 class Way:
     compiler: str
     flags: str              # of compiler and linker
-    tests: tuple[str, ...]
+    tests: tuple[str, ...]  # and options of pytest
     fault: Fault | None
     refuses: str = "-none"              # flags of the sets that are left out
-    left_out: str = "memory_limit"      # tests: a limit of the address space leaves no room for the shadow memory
+    left_out: str = "memory_limit"      # tests; a limit of the address space leaves no room for the shadow memory
 
 
 WAYS = {
-    "gcc": Way("gcc", "-fsanitize=address,undefined -fno-sanitize-recover=undefined", QUICK,
+    "gcc": Way("gcc", "-fsanitize=address,undefined -fno-sanitize-recover=undefined -O1", KERNELS,
                Fault("src/runtime.h", "&memory, 64, bytes ?", "&memory, 64, bytes > 9999 ? bytes / 2 : bytes ?",
-                     "states", "heap-buffer-overflow")),
-    "clang": Way("clang", "-fsanitize=address,undefined -fno-sanitize-recover=undefined -shared-libasan", QUICK,
-                 Fault("src/tile.h", "!t->query || ", "", "weighted_sum", "applying zero offset to null pointer")),
-    "thread": Way("clang", "-fsanitize=thread", ("threads", "faults", "bits", "cache", "invariants", "backward"),
+                     "states", "heap-buffer-overflow"), left_out=f"{UNWATCHED} or avx512- or avx512]"),
+    "clang": Way("clang", "-fsanitize=address,undefined -fno-sanitize-recover=undefined -shared-libasan -O1", KERNELS,
+                 Fault("src/tile.h", "!t->query || ", "", "weighted_sum", "applying zero offset to null pointer"),
+                 refuses=AVX512, left_out=UNWATCHED),
+    "thread": Way("clang", "-fsanitize=thread", files(
+                      2, "threads", "bits", "faults", "float_state", "signals", "invariants", "backward", "softmax",
+                      "weighted_sum", "varlen", "cache", "weights", "weights_calls"),
                   Fault("src/params.h", "_Atomic ptrdiff_t Count", "ptrdiff_t Count", "bits", "data race"),
-                  refuses="-march=x86-64-v4", left_out="no_memory or refused_scratch or huge_sizes"),
+                  refuses=AVX512, left_out="no_memory or refused_scratch or huge_sizes"),
     # valgrind 3.19 knows no AVX-512: there Python is not offered those sets.
-    "valgrind": Way("gcc", "", ("special",),
+    "valgrind": Way("gcc", "", files(
+                        1, "scores_weights", "softmax", "weighted_sum", "special", "plain", "dot", "cache", "states",
+                        "given_lse", "weights", "backward"),
                     Fault("src/tile.h", "        t->row_sum[r] = 0;\n", "", "special", "uninitialised"),
-                    refuses="-march=x86-64-v4"),
+                    refuses=AVX512),
     # Built without flags of their own: what builds is tested on the usual kernels.
-    "serial": Way("gcc", "", (), None, refuses="-fopenmp", left_out="test_build or test_wheel"),
+    "serial": Way("gcc", "", ("-m", "not more and not peers"), None, refuses="-fopenmp",
+                  left_out="test_build or test_wheel"),
 }
 
 
@@ -79,7 +101,7 @@ def build(way: Way, folder: Path, planted: bool) -> None:
         assert fault.there in text, f"{fault.file} has no {fault.there!r}"
         file.write_text(text.replace(fault.there, fault.instead))
     # Last, behind the -g0 of setup.py: with lines in the reports.
-    cc = compiler(folder / "cc", cc=way.compiler, refuses=way.refuses,
+    cc = compiler(folder / "cc", cc=way.compiler, refuses="-march=*" if planted else way.refuses,
                   flags=f"{way.flags} -fno-omit-frame-pointer -gdwarf-4 -g1")
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-build-isolation",
@@ -94,7 +116,7 @@ def settings(name: str, log: Path) -> tuple[list[str], dict[str, str]]:
     if name == "serial":
         return [], {}
     if name == "valgrind":
-        front += ["valgrind", "--quiet", "--error-exitcode=66", f"--log-file={log}.%p",
+        front += ["valgrind", "--quiet", "--trace-children=yes", "--error-exitcode=66", f"--log-file={log}.%p",
                   f"--suppressions={ROOT / 'tests' / 'valgrind.supp'}"]
         return front, {}
     if name == "thread":
@@ -116,16 +138,19 @@ def main(name: str, *arguments: str) -> int:
     build(way, folder, planted)
     front, watched = settings(name, folder / LOG)
     # Python's own pools would hide overruns; the safe path keeps the checkout from what the tests start.
-    watched |= {"PYTHONPATH": str(folder / "site"), "PYTHONMALLOC": "malloc", "PYTHONSAFEPATH": "1"}
+    watched |= {"PYTHONPATH": str(folder / "site"), "PYTHONMALLOC": "malloc", "PYTHONSAFEPATH": "1",
+                "OMP_WAIT_POLICY": "passive"}     # the processes of the tests share the processors
     python = [*front, sys.executable, "-m"]
-    tests = [way.fault.test] if planted and way.fault else way.tests
+    tests = ("--maxfail", "1", *files(2, way.fault.test)) if planted and way.fault else way.tests
     environment = os.environ | watched
     subprocess.run([*python, "attnc", "info"], cwd=ROOT, env=environment, check=True)
     status = subprocess.run(
         [*python, "pytest", "-q", "-p", "no:cacheprovider", "-k", f"not ({way.left_out})",
-         *(word for word in arguments if word != "--planted"), *(f"tests/test_{test}.py" for test in tests)],
+         *tests, *(word for word in arguments if word != "--planted")],
         cwd=ROOT, env=environment).returncode
     reports = "".join(path.read_text(errors="replace") for path in folder.glob(f"{LOG}.*"))
+    # Of huge sizes, that a test asks for.
+    reports = re.sub(r"==\d+==WARNING: AddressSanitizer failed to allocate .*\n+", "", reports)
     print(reports)
     if planted and way.fault:
         return 0 if way.fault.reported in reports else 1
