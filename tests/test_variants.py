@@ -3,10 +3,13 @@
 import shutil
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from build_tree import ROOT
 from variants import WAYS
+
+from attnc._cpu import BUILT
 
 pytestmark = pytest.mark.more
 
@@ -31,3 +34,18 @@ def test_nothing_is_found(name):
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.fault])
 def test_a_fault_is_found(name):
     run(name, "--planted")
+
+
+def test_a_few_cases_are_of_every_test_on_every_set():
+    def collected(*options):
+        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--collect-only", *options, "tests/test_dot.py"],
+                              cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True)
+        return [line for line in done.stdout.splitlines() if "::" in line]
+
+    def kinds(tests):
+        return [(test.partition("[")[0], isa) for test in tests for isa in BUILT
+                if f"[{isa}-" in test or f"[{isa}]" in test]
+
+    every, few = collected(), collected("--cases", "2")
+    assert set(kinds(few)) == set(kinds(every)) and set(few) <= set(every)
+    assert max(Counter(kinds(few)).values()) == 2 and len(few) < len(every) / 2

@@ -36,6 +36,8 @@ def files(cases: int, *names: str) -> tuple[str, ...]:
 
 # Freed memory is kept from use for a while; what a module is made of is not asked of a watched one.
 UNWATCHED = "memory_limit or calls_take_no_memory or instruction or wider_registers"
+# What one thread does, or what needs memory to be refused.
+ALONE = "no_memory or refused_scratch or huge_sizes or reference_counts or floating_point_error or ten_thousand_calls"
 KERNELS = ("-m", "kernels and not more and not peers", *files(2), "tests")
 
 
@@ -69,7 +71,7 @@ WAYS = {
                       2, "threads", "bits", "faults", "float_state", "signals", "invariants", "backward", "softmax",
                       "weighted_sum", "varlen", "cache", "weights", "weights_calls"),
                   Fault("src/params.h", "_Atomic ptrdiff_t Count", "ptrdiff_t Count", "bits", "data race"),
-                  refuses=AVX512, left_out="no_memory or refused_scratch or huge_sizes"),
+                  refuses=AVX512, left_out=ALONE),
     # valgrind 3.19 knows no AVX-512: there Python is not offered those sets.
     "valgrind": Way("gcc", "", files(
                         1, "scores_weights", "softmax", "weighted_sum", "special", "plain", "dot", "cache", "states",
