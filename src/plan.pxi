@@ -42,12 +42,12 @@ cdef void prepare(Work* w, int mode) noexcept nogil:
 
 
 cdef bint multiplies_pairs(const Work* w) noexcept nogil:
-    """Whether the products are bfloat16 dot products: the set has them, and all that is multiplied is bfloat16; what is
-    read in place is whole vectors of keys and whole chunks of values."""
+    """Whether the products are bfloat16 dot products: the set has them, and all that is multiplied is bfloat16 and summed
+    as float, which values that this call does not see may forbid; what is read in place is whole vectors and chunks."""
     cdef const Params* p = &w.p
     cdef bint whole = p.head_dim % (2 * TILES[F32].lanes) == 0 and p.value_dim % TILES[F32].panel == 0
-    return (HAS_DOT and (whole or not p.direct) and w.mode not in (WEIGH, BACKWARD) and p.query.dtype == BF16 and p.key.dtype == BF16
-            and (p.value.data == NULL or p.value.dtype == BF16))
+    return (HAS_DOT and (whole or not p.direct) and w.mode not in (WEIGH, BACKWARD) and p.type == F32
+            and p.query.dtype == BF16 and p.key.dtype == BF16 and (p.value.data == NULL or p.value.dtype == BF16))
 
 
 cdef void divide(Work* w) noexcept nogil:

@@ -92,8 +92,8 @@ def test_many_options(isa, path, chance, layout, dtype, seed):
 
 @pytest.mark.parametrize("mixed", [
     ("float16", "float32", "float32"), ("float32", "bfloat16", "bfloat16"), ("float16", "bfloat16", "float16"),
-    ("float32", "float32", "float64"), ("float64", "float16", "bfloat16"), ("bfloat16", "bfloat16", "float16")],
-    ids="-".join)
+    ("float32", "float32", "float64"), ("float64", "float16", "bfloat16"), ("bfloat16", "bfloat16", "float16"),
+    ("bfloat16", "bfloat16", "float32"), ("bfloat16", "bfloat16", "float64")], ids="-".join)
 @pytest.mark.parametrize("path", PATHS)
 def test_mixed_dtypes(isa, path, mixed, seed):
     random = np.random.default_rng(seed)
