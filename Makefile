@@ -15,7 +15,7 @@ FAIR := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run test test-peers test-more test-wheel test-aarch64 test-qemu test-asan test-tsan test-valgrind test-serial
-.PHONY: fuzz bench bench-check bench-readme wheel lint clean
+.PHONY: test-parallel fuzz bench bench-check bench-readme wheel lint clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -68,6 +68,9 @@ test-valgrind: $(VENV)/with-test  ## a few tests under valgrind: addresses, and 
 
 test-serial: $(VENV)/with-test  ## the whole suite built without OpenMP
 	$(PY) tests/variants.py serial
+
+test-parallel: $(VENV)/with-test $(VENV)/with-parallel  ## every test in four Python threads at the same time
+	$(PY) tests/parallel.py
 
 fuzz: $(VENV)/with-test  ## random integers into src/blocks.h for a minute (clang's libFuzzer), random calls of every function
 	mkdir -p build

@@ -1,12 +1,13 @@
 """Hold a fast function against its twin by the derived tolerance, on made inputs; and see which path a call takes."""
 
 import contextlib
+import threading
 
 import ml_dtypes
 import numpy as np
 
 import attnc
-from attnc import _call, masks, reference
+from attnc import _call, _isa, masks, reference
 from attnc._checks import attention_args
 from attnc.reference import _scores
 from attnc.testing import assert_within, exact_attention
@@ -17,6 +18,17 @@ ORDERS = 16      # in which a twin may add its terms before a result is called w
 # q_heads, kv_heads, q_len, kv_len, head_dim, value_dim: few rows in one block of keys; few rows, keys split over tasks;
 # rows in several tasks with shared keys
 PATHS = {"few": (6, 3, 5, 70, 20, 20), "split": (4, 2, 3, 2100, 9, 5), "shared": (4, 2, 36, 530, 8, 12)}
+
+
+@contextlib.contextmanager
+def kernels(isa):
+    """The kernels of an instruction set. For the whole process, as monkeypatch would; but the tests that do no more to
+    it may run in several threads (make test-parallel)."""
+    before, _isa.kernels = _isa.kernels, _isa.load(isa)
+    try:
+        yield
+    finally:
+        _isa.kernels = before
 
 
 def dtype_of(name):
@@ -64,6 +76,7 @@ def largest_visible(arguments):
 
 
 _expected = {}
+sharing = threading.RLock()     # what the threads of a test share: the twins' answers, and their product
 
 
 def expected(function, *arrays, **options):
@@ -72,11 +85,12 @@ def expected(function, *arrays, **options):
     frozen = [(x.dtype.str, x.shape, x.tobytes()) if isinstance(x, np.ndarray) else repr(x)
               for part in parts for x in (part if isinstance(part, tuple) else (part,))]
     name = (function.__module__, function.__name__, *frozen)
-    if name not in _expected:
-        if len(_expected) >= 8:
-            del _expected[next(iter(_expected))]
-        _expected[name] = function(*arrays, **options)
-    return _expected[name]
+    with sharing:
+        if name not in _expected:
+            if len(_expected) >= 8:
+                del _expected[next(iter(_expected))]
+            _expected[name] = function(*arrays, **options)
+        return _expected[name]
 
 
 def twins(query, key, value, **options):
@@ -104,11 +118,12 @@ def in_order(order):
             total += query[..., d, None] * key[..., None, :, d]
         return total
 
-    before, _scores.product = _scores.product, product
-    try:
-        yield
-    finally:
-        _scores.product = before
+    with sharing:
+        before, _scores.product = _scores.product, product
+        try:
+            yield
+        finally:
+            _scores.product = before
 
 
 def assert_honest(got, exact, honest, again, **how):

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from checking import kernels
 
 from attnc import _cpu, _isa
 
@@ -46,10 +47,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(params=_isa.available())
-def isa(request, monkeypatch):
+def isa(request):
     """Run the test once with the kernels of each instruction set that can run here."""
-    monkeypatch.setattr(_isa, "kernels", _isa.load(request.param))
-    return request.param
+    with kernels(request.param):
+        yield request.param
 
 
 @pytest.fixture

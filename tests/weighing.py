@@ -1,7 +1,7 @@
 """Hold a statement about weights against its twin by the derived tolerance."""
 
 import numpy as np
-from checking import expected, largest
+from checking import expected, largest, sharing
 
 import attnc
 from attnc import reference
@@ -38,8 +38,8 @@ class Twins:
 
     def ask(self, say):
         """What honest and exact say."""
-        if self.asked == len(self.answers):
-            with np.errstate(all="ignore"):
+        with sharing, np.errstate(all="ignore"):
+            if self.asked == len(self.answers):
                 self.answers.append((say(self.honest), say(self.exact)))
         self.asked += 1
         return self.answers[self.asked - 1]
