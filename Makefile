@@ -82,7 +82,8 @@ fuzz: $(VENV)/with-test  ## random integers into src/blocks.h for a minute (clan
 wheel: $(VENV)/with-wheel  ## an sdist and, from it, one wheel for every Python from 3.11 on, repaired and checked, in dist/
 	rm -rf dist build/wheel
 	$(PY) -m build --outdir build/wheel
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --strip --zip-compression-level 9 \
+	    --wheel-dir dist build/wheel/*.whl
 	cp build/wheel/*.tar.gz dist
 	$(VENV)/bin/abi3audit --strict --summary dist/*.whl
 	$(VENV)/bin/check-wheel-contents dist/*.whl
