@@ -28,7 +28,7 @@ def run(name, *arguments):
 @pytest.mark.parametrize("name", WAYS)
 def test_nothing_is_found(name):
     said = run(name)
-    assert " passed" in said and ("openmp     0\n" in said) == (name == "serial")
+    assert (" passed" in said or ", 0 wrong" in said) and ("openmp     0\n" in said) == (name == "serial")
 
 
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.fault])

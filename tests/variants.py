@@ -11,8 +11,8 @@ alone is built, from a copy that has a fault, and the run succeeds if it is repo
 Watched code is up to fifty times as slow, so of each test function only a few cases run on each set (--cases, in
 conftest.py), the same for every run of one ATTNC_SEED. gcc has two cases of every test of the kernels, on all sets but
 avx512, whose code is that of avx512bf16 but for its dot products; clang, which takes four times as long to build, the
-same on base and avx2. thread has the tests whose calls take more than one thread. valgrind has one case of every kind
-of step: scores, softmax, weighted sum, gradients, statistics, int8 rows, pairs, merging.
+same on base and avx2. thread has the tests whose calls take more than one thread. valgrind has random calls of every
+public function (fuzz.py), on base and avx2 in turn: there pytest would take minutes to collect its tests.
 """
 
 import os
@@ -47,7 +47,7 @@ class Fault:
     file: str
     there: str              # in it,
     instead: str            # what takes its place,
-    test: str               # a test that comes by,
+    test: str | None        # a test that comes by, or those of the way,
     reported: str           # and what the report says then
 
 
@@ -55,7 +55,7 @@ class Fault:
 class Way:
     compiler: str
     flags: str              # of compiler and linker
-    tests: tuple[str, ...]  # and options of pytest
+    tests: tuple[str, ...]  # and options of pytest, or a script
     fault: Fault | None
     refuses: str = "-none"              # flags of the sets that are left out
     left_out: str = "memory_limit"      # tests; a limit of the address space leaves no room for the shadow memory
@@ -74,11 +74,8 @@ WAYS = {
                   Fault("src/params.h", "_Atomic ptrdiff_t Count", "ptrdiff_t Count", "bits", "data race"),
                   refuses=AVX512, left_out=ALONE),
     # valgrind 3.19 knows no AVX-512: there Python is not offered those sets.
-    "valgrind": Way("gcc", "", files(
-                        1, "scores_weights", "softmax", "weighted_sum", "special", "plain", "dot", "cache", "states",
-                        "given_lse", "weights", "backward"),
-                    Fault("src/tile.h", "        t->row_sum[r] = 0;\n", "", "special", "uninitialised"),
-                    refuses=AVX512),
+    "valgrind": Way("gcc", "", ("tests/fuzz.py", "1000"),
+                    Fault("src/tile.h", "        t->row_sum[r] = 0;\n", "", None, "uninitialised"), refuses=AVX512),
     # Built without flags of their own: what builds is tested on the usual kernels.
     "serial": Way("gcc", "", ("-m", "not more and not peers"), None, refuses="-fopenmp",
                   left_out="test_build or test_wheel"),
@@ -93,18 +90,18 @@ def library(file: str, cc: str = "gcc") -> str:
     return said(cc, f"-print-file-name={file}")
 
 
-def build(way: Way, folder: Path, planted: bool) -> None:
+def build(way: Way, folder: Path, fault: Fault | None) -> None:
     """The package in folder/site, from a copy of the sources."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     tree = copy_sources(folder / "tree")
-    if planted and way.fault:
-        file, fault = tree / way.fault.file, way.fault
+    if fault:
+        file = tree / fault.file
         text = file.read_text()
         assert fault.there in text, f"{fault.file} has no {fault.there!r}"
         file.write_text(text.replace(fault.there, fault.instead))
     # Last, behind the -g0 of setup.py: with lines in the reports.
-    cc = compiler(folder / "cc", cc=way.compiler, refuses="-march=*" if planted else way.refuses,
+    cc = compiler(folder / "cc", cc=way.compiler, refuses="-march=*" if fault else way.refuses,
                   flags=f"{way.flags} -fno-omit-frame-pointer -gdwarf-4 -g1")
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-build-isolation",
@@ -119,7 +116,7 @@ def settings(name: str, log: Path) -> tuple[list[str], dict[str, str]]:
     if name == "serial":
         return [], {}
     if name == "valgrind":
-        front += ["valgrind", "--quiet", "--trace-children=yes", "--error-exitcode=66", f"--log-file={log}.%p",
+        front += ["valgrind", "--quiet", "--error-exitcode=66", f"--log-file={log}.%p",
                   f"--suppressions={ROOT / 'tests' / 'valgrind.supp'}"]
         return front, {}
     if name == "thread":
@@ -137,26 +134,26 @@ def settings(name: str, log: Path) -> tuple[list[str], dict[str, str]]:
 
 def main(name: str, *arguments: str) -> int:
     way, folder = WAYS[name], ROOT / "build" / "variants" / name
-    planted = "--planted" in arguments
-    build(way, folder, planted)
+    fault = way.fault if "--planted" in arguments else None
+    build(way, folder, fault)
     front, watched = settings(name, folder / LOG)
     # Python's own pools would hide overruns; the safe path keeps the checkout from what the tests start.
-    watched |= {"PYTHONPATH": str(folder / "site"), "PYTHONMALLOC": "malloc", "PYTHONSAFEPATH": "1",
-                "OMP_WAIT_POLICY": "passive"}     # the processes of the tests share the processors
-    python = [*front, sys.executable, "-m"]
-    tests = ("--maxfail", "1", *files(2, way.fault.test)) if planted and way.fault else way.tests
+    watched |= {"PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT / "tests")]), "PYTHONMALLOC": "malloc",
+                "PYTHONSAFEPATH": "1", "OMP_WAIT_POLICY": "passive"}     # processes share the processors
+    python = [*front, sys.executable]
+    tests = ("--maxfail", "1", *files(2, fault.test)) if fault and fault.test else way.tests
+    if not tests[0].endswith(".py"):
+        tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", f"not ({way.left_out})", *tests)
     environment = os.environ | watched
-    subprocess.run([*python, "attnc", "info"], cwd=ROOT, env=environment, check=True)
-    status = subprocess.run(
-        [*python, "pytest", "-q", "-p", "no:cacheprovider", "-k", f"not ({way.left_out})",
-         *tests, *(word for word in arguments if word != "--planted")],
-        cwd=ROOT, env=environment).returncode
+    subprocess.run([*python, "-m", "attnc", "info"], cwd=ROOT, env=environment, check=True)
+    status = subprocess.run([*python, *tests, *(word for word in arguments if word != "--planted")],
+                            cwd=ROOT, env=environment).returncode
     reports = "".join(path.read_text(errors="replace") for path in folder.glob(f"{LOG}.*"))
     # Of huge sizes, that a test asks for.
     reports = re.sub(r"==\d+==WARNING: \w+Sanitizer failed to allocate .*\n+", "", reports)
     print(reports)
-    if planted and way.fault:
-        return 0 if way.fault.reported in reports else 1
+    if fault:
+        return 0 if fault.reported in reports else 1
     return status or bool(reports)
 
 
