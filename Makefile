@@ -56,14 +56,14 @@ bench-readme: $(VENV)/with-contenders  ## measure everything against every peer,
 	$(PY) benchmarks/readme.py
 	$(PY) benchmarks/plots.py
 
-test-asan: $(VENV)/with-test  ## quick tests with every address and undefined operation watched, by gcc and by clang
+test-asan: $(VENV)/with-test  ## a few cases of each test, addresses and undefined operations watched, by gcc and by clang
 	$(PY) tests/variants.py gcc
 	$(PY) tests/variants.py clang
 
 test-tsan: $(VENV)/with-test  ## tests of threads with races watched (clang, libomp with Archer)
 	$(PY) tests/variants.py thread
 
-test-valgrind: $(VENV)/with-test  ## a few tests under valgrind: addresses, and values that nobody has written
+test-valgrind: $(VENV)/with-test  ## random calls of every function under valgrind: addresses, and values that nobody has written
 	$(PY) tests/variants.py valgrind
 
 test-serial: $(VENV)/with-test  ## the whole suite built without OpenMP
