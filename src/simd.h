@@ -46,6 +46,7 @@ typedef float vf_unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, 
 typedef double vd_unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(1)));
 
 typedef uint32_t vfu __attribute__((vector_size(VECTOR_BYTES), may_alias));
+typedef uint64_t vdu __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
 enum { VF = VECTOR_BYTES / 4, VD = VECTOR_BYTES / 8 };   /* lanes */
 

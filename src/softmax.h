@@ -121,7 +121,20 @@ INLINE void T(add_powers)(int dtype, const char *x, ix n, REAL shift, double *su
  * with a NaN or +inf. */
 INLINE REAL T(factor_of)(double sum, int logarithm) {
     const double valid = sum > 0 ? sum : NAN;
-    return logarithm ? (REAL)log(valid) : (REAL)(1 / valid);
+    return logarithm ? (REAL)vd_log(vd_set1(valid))[0] : (REAL)(1 / valid);
+}
+
+/* The same of n rows, or a few more: a logarithm takes as long as those of a vector. */
+INLINE void T(factors)(const double *sum, const double *low, ix n, int logarithm, REAL *by) {
+    for (ix r = 0; r < n; r += VD) {
+        const vd total = vd_loadu(sum + r) + vd_loadu(low + r);
+        const vdi some = (vdi)(total > vd_set1(0));
+        const vd valid = (vd)(((vdi)total & some) | ((vdi)vd_set1(NAN) & ~some));
+        double y[VD];
+        if (logarithm) vd_storeu(y, vd_log(valid));
+        else vd_storeu(y, vd_set1(1) / valid);
+        for (ix k = 0; k < VD; k++) by[r + k] = (REAL)y[k];
+    }
 }
 
 /* Elements in front of the first border of a whole vector; from there on results go past the caches, if they do. */
@@ -216,14 +229,14 @@ INLINE void T(groups)(const int dtype, const int rows, int logarithm, ix n, cons
     const ix size = T(element_size)(dtype), of_group = rows * round_up(n, LANES);
     const int staged = rows > 1 && past && out_step == n * size;
     char *stage = (char *)(e + 2 * of_group);
-    REAL top[TOGETHER], shift[TOGETHER] = {0}, factor[TOGETHER] = {0};
+    REAL top[TOGETHER], shift[TOGETHER] = {0}, factor[2 * TOGETHER] = {0};      /* whole vectors of double */
     const char *closed = x;
     if (groups == 0) return;
     T(peaks)(dtype, rows, x, step, n, top);
     for (ix k = 0; k <= groups; k++, x += rows * step) {
         const REAL *old = e + (~k & 1) * of_group;
         REAL *kept = e + (k & 1) * of_group, before[TOGETHER];
-        double sum[TOGETHER] = {0}, low[TOGETHER] = {0};
+        double sum[2 * TOGETHER] = {0}, low[2 * TOGETHER] = {0};
         char *to = staged ? stage + ((uintptr_t)out & 63) : out;
         const ix to_step = staged ? n * size : out_step, lead = rows == 1 ? T(lead)(out, size, past) : 0;
         VEC last[TOGETHER] = {{0}};
@@ -268,7 +281,8 @@ INLINE void T(groups)(const int dtype, const int rows, int logarithm, ix n, cons
             out += rows * out_step;
         }
         closed = x;
-        UNROLL for (int r = 0; r < rows; r++) factor[r] = T(factor_of)(sum[r] + low[r], logarithm);
+        if (logarithm && rows > 1) T(factors)(sum, low, rows, 1, factor);
+        else UNROLL for (int r = 0; r < rows; r++) factor[r] = T(factor_of)(sum[r] + low[r], logarithm);
     }
 }
 

@@ -23,10 +23,11 @@ INLINE VEC T(keep_where)(const RowOp *op, const T(Strip) *s, ix i, ix g, ix vali
     return V(keep_bytes)(v, bytes, V(set1)(other));
 }
 
-/* Call f with the number of groups, and whether all are full and take part, as constants where that is worth it. */
-#define WITH_GROUPS(dtype, f) \
+/* Call f with the number of groups, and whether all are full (with the fewest columns) and take part, as constants where
+ * that is worth it. */
+#define WITH_GROUPS(dtype, f, fewest) \
     do { \
-        if (s->where || s->columns < s->groups * LANES) WITH_DTYPE(dtype, f, s->groups, 0); \
+        if (s->where || (fewest) < s->groups * LANES) WITH_DTYPE(dtype, f, s->groups, 0); \
         else if (s->groups == STRIP) WITH_DTYPE(dtype, f, STRIP, 1); \
         else WITH_DTYPE(dtype, f, s->groups, 1); \
     } while (0)
@@ -67,32 +68,45 @@ INLINE void T(load_columns)(int dtype, const RowOp *op, T(Strip) *s, ix first, i
 
 #define LOAD(dtype, groups, plain) T(load_columns)(dtype, op, s, first, n, groups, plain)
 static void T(load_strip)(int dtype, const RowOp *op, T(Strip) *s, ix first, ix n) {
-    WITH_GROUPS(dtype, LOAD);
+    WITH_GROUPS(dtype, LOAD, s->columns);
 }
 #undef LOAD
+
+INLINE VEC T(shifts_of)(VEC top) { return (VEC)((VINT)top & ~(VINT)(top == V(set1)(-INFINITY))); }
 
 /* Add the powers of n elements of a group, `step` apart, to its sums, each column in the order of softmax.h; keep them
  * if asked. */
 static void T(add_columns)(REAL *x, ix step, ix n, const REAL *top, double *sum, double *low, int keep) {
-    VEC shift = {0};
-    for (ix c = 0; c < LANES; c++) shift[c] = T(shift_of)(top[c]);
+    const VEC shift = T(shifts_of)(V(loadu)(top));
     for (ix i = 0; i < n; i += SUMMED) {
         const ix stop = least(i + SUMMED, n), full = i + (stop - i) / LANES * LANES;
-        VEC part[LANES] = {{0}};
+        VEC part[16];
+        REAL line[LANES];
+        UNROLL for (ix l = 0; l < LANES; l++) part[l] = V(set1)(0);
         for (ix k = i; k < full; k += LANES)
             UNROLL for (ix l = 0; l < LANES; l++) {
                 VEC p = T(power)(V(load)(x + (k + l) * step), shift);
                 if (keep) V(store)(x + (k + l) * step, p);
                 part[l] += p;
             }
-        for (ix k = full; k < stop; k++) {
-            VEC p = T(power)(V(load)(x + k * step), shift);
-            if (keep) V(store)(x + k * step, p);
-            part[LANES - (stop - k)] += p;
+        if (full < stop) {
+            VEC rest[LANES];                /* an array in memory: one that is indexed here could not be in registers above */
+            UNROLL for (ix l = 0; l < LANES; l++) rest[l] = part[l];
+            for (ix k = full; k < stop; k++) {
+                VEC p = T(power)(V(load)(x + k * step), shift);
+                if (keep) V(store)(x + k * step, p);
+                rest[LANES - (stop - k)] += p;
+            }
+            UNROLL for (ix l = 0; l < LANES; l++) part[l] = rest[l];
         }
-        for (ix half = LANES / 2; half; half /= 2)
-            for (ix l = 0; l < half; l++) part[l] += part[l + half];
-        for (ix c = 0; c < LANES; c++) T(add_exactly)(&sum[c], &low[c], part[0][c]);
+#define HALVE(half) if (LANES > (half)) UNROLL for (ix l = 0; l < (half); l++) part[l] += part[l + (half)]
+        HALVE(8);
+        HALVE(4);
+        HALVE(2);
+        HALVE(1);
+#undef HALVE
+        V(storeu)(line, part[0]);
+        for (ix c = 0; c < LANES; c++) T(add_exactly)(&sum[c], &low[c], line[c]);
     }
 }
 
@@ -102,13 +116,12 @@ INLINE void T(store_columns)(int dtype, const RowOp *op, const T(Strip) *s, ix f
                              const REAL *by, int powers, T(Strip) *next) {
     const ix size = T(element_size)(dtype), step = op->out.col;
     const int logarithm = op->logarithm;
-    REAL *kept = s->kept, shifts[STRIP_LANES];
+    REAL *kept = s->kept;
     const int stream = op->stream && (uintptr_t)s->out % (LANES * size) == 0 && step % (LANES * size) == 0;
     char *out = s->out + first * step;
     VEC shift[STRIP], factor[STRIP], high[STRIP];
-    for (ix c = 0; c < groups * LANES; c++) shifts[c] = T(shift_of)(s->top[c]);
     for (ix g = 0; g < groups; g++) {
-        shift[g] = V(loadu)(shifts + g * LANES), factor[g] = V(loadu)(by + g * LANES);
+        shift[g] = T(shifts_of)(V(loadu)(s->top + g * LANES)), factor[g] = V(loadu)(by + g * LANES);
         high[g] = V(set1)(-INFINITY);
     }
     for (ix i = 0; i < n; i++, out += step, kept += groups * LANES) {
@@ -137,7 +150,7 @@ INLINE void T(store_columns)(int dtype, const RowOp *op, const T(Strip) *s, ix f
 #define STORE(dtype, groups, plain) T(store_columns)(dtype, op, s, first, n, groups, plain, by, powers, next)
 static void T(store_strip)(int dtype, const RowOp *op, const T(Strip) *s, ix first, ix n, const REAL *by, int powers,
                            T(Strip) *next) {
-    WITH_GROUPS(dtype, STORE);
+    WITH_GROUPS(dtype, STORE, next ? least(s->columns, next->columns) : s->columns);
 }
 #undef STORE
 
@@ -146,16 +159,18 @@ static void T(softmax_strip)(const RowOp *op, T(Strip) *s, int loaded, T(Strip) 
     const ix n = op->n, chunk = T(chunk_of)(n), columns = s->groups * LANES;
     const int dtype = op->x.dtype, powers = chunk == n && !op->logarithm;
     REAL factor[STRIP_LANES];
-    for (ix c = 0; c < columns; c++) s->top[c] = -INFINITY, s->sum[c] = s->low[c] = 0;
+    memset(s->sum, 0, columns * sizeof(double));
+    memset(s->low, 0, columns * sizeof(double));
     for (ix first = 0; first < n; first += chunk) {
         const ix m = least(chunk, n - first);
         if (!loaded) T(load_strip)(dtype, op, s, first, m);
-        for (ix c = 0; c < columns; c++) T(raise_top)(&s->top[c], s->peak[c], &s->sum[c], &s->low[c]);
+        if (first == 0) memcpy(s->top, s->peak, columns * sizeof(REAL));
+        else for (ix c = 0; c < columns; c++) T(raise_top)(&s->top[c], s->peak[c], &s->sum[c], &s->low[c]);
         for (ix g = 0; g < s->groups; g++)
             T(add_columns)(s->kept + g * LANES, columns, m, s->top + g * LANES, s->sum + g * LANES, s->low + g * LANES,
                            powers);
     }
-    for (ix c = 0; c < columns; c++) factor[c] = T(factor_of)(s->sum[c] + s->low[c], op->logarithm);
+    T(factors)(s->sum, s->low, columns, op->logarithm, factor);
     for (ix first = 0; first < n; first += chunk) {
         const ix m = least(chunk, n - first);
         if (chunk < n) T(load_strip)(dtype, op, s, first, m);
@@ -182,7 +197,7 @@ static void T(softmax_strips)(const RowOp *op, ix from, ix to, void *scratch) {
     T(open_strip)(op, from, s);
     for (ix i = from; i < to; i++) {
         if (i + 1 < to) T(open_strip)(op, i + 1, next);
-        const int like = i + 1 < to && next->columns == s->columns && T(chunk_of)(op->n) == op->n;
+        const int like = i + 1 < to && next->groups == s->groups && T(chunk_of)(op->n) == op->n;
         T(softmax_strip)(op, s, loaded, like ? next : NULL);
         T(Strip) *done = s;
         s = next, next = done, loaded = like;

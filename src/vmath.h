@@ -1,4 +1,4 @@
-/* vmath.h: exp2 of what is not positive, and tanh, on vectors.
+/* vmath.h: exp2 of what is not positive, tanh, and the logarithm of what is at least 1, on vectors.
  *
  * exp2: 2**t = 2**n * p(t - n) with n the nearest integer; t - n is exact, so no two-part ln 2 is needed. Below the
  * smallest normal exponent the result is exactly 0 (a weight of -inf is 0, and no subnormal slows the products).
@@ -55,6 +55,18 @@ INLINE vd vd_tanh(vd x) {
     vd n = vd_round(t), r = t - n, power = vd_scale2(vd_set1(1), n);
     vd e = vd_fma(power, r * vd_exp2m1_over(r), power - vd_set1(1));
     return (vd)((vdi)(e / (e + vd_set1(2))) | (vdi)sign);
+}
+
+/* Of x from 1 on: x = 2**k * m with m in [sqrt(1/2), sqrt(2)), log m = 2 artanh f = 2 (f + f**3/3 + ... + f**21/21) with
+ * f = (m - 1) / (m + 1), where what follows is 2e-17 of it. A NaN stays one. */
+INLINE vd vd_log(vd x) {
+    const vdi root = (vdi){0} + 0x3FE6A09E667F3BCD;                        /* sqrt(1/2) */
+    vdi n = (vdi)(((vdu)((vdi)x - root)) >> 52);
+    vd k = (vd)(n | 0x4330000000000000) - vd_set1(0x1p52), m = (vd)((vdi)x - (n << 52));
+    vd f = (m - vd_set1(1)) / (m + vd_set1(1)), r = f * f, p = vd_set1(2. / 21);
+    for (int i = 19; i > 1; i -= 2) p = vd_fma(p, r, vd_set1(2. / i));
+    vd low = vd_fma(f * r, p, k * vd_set1(0x1.a39ef35793c76p-33));
+    return k * vd_set1(0x1.62e42feep-1) + (f + f + low) + (x - x);         /* ln 2 in two parts, the product exact */
 }
 
 #endif

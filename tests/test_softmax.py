@@ -113,6 +113,15 @@ def test_empty_scalar_and_integer(isa, function):
         np.testing.assert_allclose(got, wanted, rtol=1e-14)
 
 
+def test_logarithms(isa):
+    """Of n equal elements each has the weight 1/n: within two ulp, alone, side by side and in columns."""
+    for n in (*range(1, 300), 4097, 70001):
+        for got in attnc.log_softmax(np.zeros(n)), attnc.log_softmax(np.zeros((n, 5)), 0):
+            assert (abs(got + np.log(n)) <= 2 * np.spacing(np.log(n))).all() and (got == got.flat[0]).all()
+        same = attnc.log_softmax(np.zeros((6, n), np.float32))
+        assert (abs(same + np.log(n)) <= 2 * np.spacing(np.float32(np.log(n)))).all() and (same == same[0, 0]).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 3, 16, 63, 257, 300, 17000])
 def test_columns_have_the_bits_of_rows(isa, dtype, n, seed):

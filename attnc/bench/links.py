@@ -15,7 +15,7 @@ from attnc.testing import dtype_of, error_and_tolerance
 
 SHORT = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16"}
 ROWS = 8            # that are verified along the last axis but one, where the softmax does not run along it
-CACHE_BYTES = 1 << 20   # input and output of a call that stays in cache
+CACHE_BYTES = 4 << 20   # input and output of a call that stays in the caches, the last one at the latest
 WIDE_ROW = 1 << 20  # bytes of a row beyond the second-level cache, which is read a second time
 
 
