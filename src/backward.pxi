@@ -156,9 +156,8 @@ cdef Py_ssize_t lay_out_sweep(const Work* w, char* scratch, Sweep* b) noexcept n
     b.scores = cut(&at, rows * p.width * real)
     b.slopes = cut(&at, GROUP_ROWS * p.width * real if p.softcap != 0 else 0)
     b.keys.keys = cut(&at, keys * p.head_dim * real)
-    b.keys.n_apart = <Py_ssize_t*> cut(&at, sizeof(Py_ssize_t))
     b.values.keys = cut(&at, keys * g.value_dim * real)
-    b.values.n_apart = <Py_ssize_t*> cut(&at, sizeof(Py_ssize_t))
+    b.keys.values = b.values.values = NULL      # both are panels of keys
     b.key_rows = cut(&at, keys * g.stride * real)
     b.d_query = cut(&at, g.accumulators * rows * g.stride * real if g.query.data != NULL else 0)
     b.d_key = cut(&at, keys * g.stride * real)
