@@ -10,10 +10,10 @@ from . import _call
 from ._checks import VarlenArgs, varlen_args
 from .results import AttentionResult
 
-# A group of rows, direct_rows and few_rows of src/sizes.h: up to so many rows of a kv head its keys are read in place,
-# in blocks of one length or of another, or are split.
+# GROUP_ROWS, half of a vector, DIRECT_ROWS and few_rows of src/: up to so many rows of a kv head its keys are read in place,
+# by dot products or in strips, or are split.
 # Each path sums in an order of its own, so that a sequence keeps its bits only on the path that it takes alone.
-PATH_ROWS = (6, 18, 64)
+PATH_ROWS = (6, 8, 16, 64)
 
 
 def attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, *, causal=False, window=None, scale=None,

@@ -124,7 +124,7 @@ static void T(score_gradients)(const Params *p, const Task *t, ix r0, ix n, int 
 #define ROWS(rows) \
     if (capped) T(gradients)(rows, 1, p, s, g, t->from, t->to, lse, delta, slopes); \
     else T(gradients)(rows, 0, p, s, g, t->from, t->to, lse, delta, slopes)
-    ROW_CASES(ROWS)
+    ROW_CASES(n, ROWS)
 #undef ROWS
 }
 
@@ -186,7 +186,7 @@ static void T(add_query)(const Params *p, const Backward *w, const Task *t, ix r
         ix from = T(cut)(all, c), vectors = T(cut)(all, c + 1) - from;
         const REAL *x = rows_of_keys + from * LANES;
 #define ROWS(rows) T(sum_chunk)(rows, vectors, coefficients, p->width, 1, x, w->stride, keys, o + from * LANES)
-        ROW_CASES(ROWS)
+        ROW_CASES(n, ROWS)
 #undef ROWS
     }
 }
@@ -217,7 +217,7 @@ static void T(add_to_keys)(const Params *p, const REAL *coefficients, const REAL
             REAL *o = sums + j * stride + from * LANES;
             if (rows.start >= rows.stop) continue;
 #define ROWS(k) T(sum_chunk)(k, vectors, w, 1, p->width, y, stride, rows.stop - rows.start, o)
-            ROW_CASES(ROWS)
+            ROW_CASES(n, ROWS)
 #undef ROWS
         }
     }

@@ -6,6 +6,7 @@
 
 enum { SKIP, PARTIAL, FULL };        /* what a group of rows sees of a block of keys */
 enum { GROUP_ROWS = 6 };             /* rows of a register tile */
+enum { DIRECT_ROWS = 16 };           /* most rows that read keys and values in place, all of them as one group */
 enum { AHEAD_BYTES = 16384 };        /* keys and values in place are asked for so far before their use (8 K: 5 % slower) */
 enum { DIRECT_KEYS = 64 };           /* keys of a step of the weighted sum over values in place */
 

@@ -28,6 +28,7 @@ cdef extern from "tiles.h" nogil:
     enum: F32, F64, F16, BF16, I8
     enum: SKIP, PARTIAL, FULL
     enum: GROUP_ROWS
+    enum: DIRECT_ROWS
     enum: DIRECT_KEYS
     enum: DOT
     enum: HAS_DOT
@@ -116,7 +117,8 @@ cdef extern from "tiles.h" nogil:
         double scale, softcap, c, unit
         int plain, flip, given_lse, arrays
         Py_ssize_t rows, block_q, block_k, q_blocks, k_blocks, value_stride, depth_stride, split_k, splits
-        int whole, shared, direct, copied
+        int whole, shared, direct, strips, copied
+        Py_ssize_t group_rows
         Py_ssize_t keep
         Py_ssize_t width, pack_bytes, scratch_bytes, state_bytes
         RowWants row_wants
@@ -159,6 +161,7 @@ cdef extern from "tiles.h" nogil:
         const char* k_segments
         const void** q_rows
         void* q
+        void* strips
         void* s
         uint16_t* halves
         void* o
@@ -181,7 +184,7 @@ cdef extern from "tiles.h" nogil:
         Seen seen
 
     ctypedef struct Sizes:
-        Py_ssize_t most_block_k, least_block_k, block_bytes, direct_block_k, groups_block_k, split_k, direct_rows, few_rows
+        Py_ssize_t most_block_k, least_block_k, block_bytes, direct_block_k, split_k, few_rows
         Py_ssize_t block_q, task_share, keep_share, whole_share, part_rows
 
     const Sizes SIZES

@@ -59,59 +59,70 @@ INLINE VEC T(load_scales)(const float *scale, ix first, ix valid) {
     return V(loadu)(some);
 }
 
-INLINE void T(direct_rows)(const int dtype, const int rows, int copied, const Params *p, Task *t, const REAL *const *q_rows,
-                           ix r0, ix block) {
-    const Array *a = &p->key;
-    const ix depth = dtype == PAIRS ? p->head_dim / 2 : p->depth_stride;
+/* The scores of a few rows with LANES keys at k. */
+INLINE void T(dot_rows)(const int dtype, const int rows, const REAL *const *q_rows, const char *const *k, Ahead *ahead, ix depth,
+                        REAL *s, ix stride) {
     const REAL *q[GROUP_ROWS];
-    VEC part[GROUP_ROWS][LANES / DOT_KEYS], peak[GROUP_ROWS];
-    const char *keys = t->key + block * p->block_k * a->row, *next = keys + t->from * a->row;
-    const char *last_key = keys + (t->columns - 1) * a->row;
-    Ahead ahead = ahead_of(p, t, a, p->head_dim * T(element_size)(a->dtype), keys, t->from, r0);
-    UNROLL for (int r = 0; r < rows; r++) q[r] = q_rows[r], peak[r] = V(set1)(-INFINITY);
-    for (ix j = t->from; j < t->to; j += LANES) {
-        ix last = least(LANES, t->columns - j) - 1;
-        for (ix i = 0; i < LANES; i += DOT_KEYS) {   /* behind the last key its own row stands in, and is masked */
-            const char *k[DOT_KEYS];
-            UNROLL for (int v = 0; v < DOT_KEYS; v++) {
-                k[v] = next;
-                if (next != last_key) next += a->row;
-            }
-            for (int v = 0; copied && v < DOT_KEYS; v++) {
-                REAL *line = (REAL *)t->line + v * p->depth_stride;
-                if (dtype == PAIRS) LOAD_PAIRS(k[v], a->col, p->head_dim, line);
-                else {
-                    T(load_row)(k[v], a->col, a->dtype, p->head_dim, line);
-                    for (ix d = p->head_dim; d < p->depth_stride; d++) line[d] = 0;
-                }
-                k[v] = (const char *)line;
-            }
-            T(dots)(dtype, rows, q, k, &ahead, depth, part, i / DOT_KEYS);
-        }
-        unsigned bits = ((1u << LANES) - 1) >> (LANES - 1 - last);
-        VEC scale = V(set1)(1);
-        if (t->key_scale) scale = T(load_scales)(t->key_scale, block * p->block_k + j, last + 1);
-        UNROLL for (int r = 0; r < rows; r++) {
-            VEC s = V(sums)(part[r]);
-            if (t->key_scale) s *= scale;
-            s = V(keep_bits)(s, bits, V(set1)(-INFINITY));
-            V(store)(P_(s) + r * p->width + j, s);
-            peak[r] = V(max)(s, peak[r]);
-        }
-    }
-    UNROLL for (int r = 0; r < rows; r++) V(store)(P_(peaks) + r * LANES, peak[r]);
+    VEC part[GROUP_ROWS][LANES / DOT_KEYS];
+    UNROLL for (int r = 0; r < rows; r++) q[r] = q_rows[r];
+    for (ix i = 0; i < LANES; i += DOT_KEYS) T(dots)(dtype, rows, q, k + i, ahead, depth, part, i / DOT_KEYS);
+    UNROLL for (int r = 0; r < rows; r++) V(store)(s + r * stride, V(sums)(part[r]));
 }
 
-INLINE void T(direct_group)(const int dtype, int copied, const Params *p, Task *t, ix r0, ix n, ix block) {
-    const REAL *const *q = (const REAL *const *)t->q_rows + r0;
-#define ROWS(rows) T(direct_rows)(dtype, rows, copied, p, t, q, r0, block)
-    ROW_CASES(ROWS)
+/* LANES keys as they are, or widened to REAL in t->line: behind the last one its own row stands in, and is masked. */
+INLINE void T(find_keys)(const int dtype, int copied, int widened, const Params *p, Task *t, const char *key, ix valid, const char **k) {
+    const Array *a = &p->key;
+    for (ix v = 0; v < LANES; v++) {
+        REAL *line = (REAL *)t->line + v * p->depth_stride;
+        k[v] = key + least(v, valid - 1) * a->row;
+        if (!copied && !widened) continue;
+        if (dtype == PAIRS) LOAD_PAIRS(k[v], a->col, p->head_dim, line);
+        else if (copied) {
+            T(load_row)(k[v], a->col, a->dtype, p->head_dim, line);
+            for (ix d = p->head_dim; d < p->depth_stride; d++) line[d] = 0;
+        } else for (ix d = 0; d < p->head_dim; d += LANES) V(store)(line + d, T(load_as)(dtype, k[v] + d * T(element_size)(dtype)));
+        k[v] = (const char *)line;
+    }
+}
+
+INLINE void T(direct_keys)(const int dtype, int copied, const Params *p, Task *t, ix n, ix block) {
+    const Array *a = &p->key;
+    const ix depth = dtype == PAIRS ? p->head_dim / 2 : p->depth_stride, each = ceil_div(n, ceil_div(n, GROUP_ROWS));
+    const char *keys = t->key + block * p->block_k * a->row, *k[LANES];
+    const REAL *const *q_rows = (const REAL *const *)t->q_rows;
+    Ahead ahead = ahead_of(a, p->head_dim * T(element_size)(a->dtype), keys, t->from), quiet = {0};
+    for (ix j = t->from; j < t->to; j += LANES) {
+        ix valid = least(LANES, t->columns - j);
+        const char *key = keys + j * a->row;
+        const int as_is = p->strips && !copied && (dtype == NATIVE || dtype == PAIRS) && valid == LANES && a->row % 4096 != 0;
+        if (!as_is) T(find_keys)(dtype, copied, p->strips, p, t, key, valid, k);
+        if (as_is) T(strips)(dtype == PAIRS, p, t, key, a->row, key, P_(s) + j);
+        else if (p->strips) T(strips)(dtype == PAIRS, p, t, k[0], p->depth_stride * (ix)sizeof(REAL), key, P_(s) + j);
+        for (ix r = 0; r < n && !p->strips; r += each) {
+            REAL *s = P_(s) + r * p->width + j;
+            ix m = least(each, n - r);
+#define ROWS(rows) T(dot_rows)(dtype, rows, q_rows + r, k, r ? &quiet : &ahead, depth, s, p->width)
+            ROW_CASES(m, ROWS)
 #undef ROWS
+        }
+        VEC scale = V(set1)(1);
+        if (t->key_scale) scale = T(load_scales)(t->key_scale, block * p->block_k + j, valid);
+        for (ix r = 0; r < n && (t->key_scale || valid < LANES); r++) {
+            REAL *s = P_(s) + r * p->width + j;
+            V(store)(s, V(keep_bits)(V(load)(s) * scale, (1u << valid) - 1, V(set1)(-INFINITY)));
+        }
+    }
+    for (ix r = 0; r < n; r++) {
+        VEC peak = V(set1)(-INFINITY);
+        for (ix j = t->from; j < t->to; j += LANES) peak = V(max)(V(load)(P_(s) + r * p->width + j), peak);
+        V(store)(P_(peaks) + r * LANES, peak);
+    }
 }
 
 static void T(scores_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
     int copied, dtype = T(direct_dtype)(&p->key, p->head_dim, &copied);
-#define KIND(type) { T(direct_group)(type, copied, p, t, r0, n, block); break; }
+    (void)r0;
+#define KIND(type) { T(direct_keys)(type, copied, p, t, n, block); break; }
     DTYPE_CASES(KIND)
 #undef KIND
 }
@@ -166,23 +177,24 @@ static int T(sum_direct)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride
                          ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     int fine = 1;
 #define ROWS(rows) fine = T(sum_vectors)(kind, rows, vectors, w, w_stride, v, v_stride, ahead, keys, alpha, o, o_stride)
-#define KIND(type) { const int kind = type; ROW_CASES(ROWS) break; }
+#define KIND(type) { const int kind = type; ROW_CASES(n, ROWS) break; }
     DTYPE_CASES(KIND)
 #undef KIND
 #undef ROWS
     return fine;
 }
 
-/* The sums of a group came out not finite. Row by row, for what one row sees may change no bit of another: values that are not
+/* The sums of rows first .. stop came out not finite. Row by row, for what one row sees may change no bit of another: values that are not
  * finite, then also those so large that their sum is not, are taken out of the product and added key by key. The first step
  * leaves no bit changed of a row that may not see such a key, and the second is taken for what visible values do alone. */
-static void T(values_guarded)(const Params *p, Task *t, ix r0, ix n, ix block, ix from, ix keys, ix chunk, Ahead *ahead,
+static void T(values_guarded)(const Params *p, Task *t, ix first, ix stop, ix block, ix from, ix keys, ix start, ix vectors,
                               const REAL *alpha) {
-    ix start = T(chunk_start)(p, chunk), vectors = T(chunk_start)(p, chunk + 1) - start, width = vectors * LANES, n_apart = 0;
+    ix width = vectors * LANES, n_apart = 0;
     ix valid = least(width, p->value_dim - start * LANES);
     REAL *copy = t->packed.values;
-    for (ix r = 0; r < n; r++) {
-        REAL *o = P_(o) + (r0 + r) * p->value_stride + start * LANES;
+    Ahead quiet = {0};
+    for (ix r = first; r < stop; r++) {
+        REAL *o = P_(o) + r * p->value_stride + start * LANES;
         const REAL *w = P_(s) + r * p->width + from;
         for (int pass = 0, fine = 0; pass < 2 && !fine; pass++) {
             n_apart = 0;
@@ -194,24 +206,38 @@ static void T(values_guarded)(const Params *p, Task *t, ix r0, ix n, ix block, i
                 for (ix i = apart ? 0 : valid; i < width; i++) x[i] = 0;
                 if (apart) t->packed.apart[n_apart++] = (int32_t)(from + j);
             }
-            fine = T(sum_direct)(NATIVE, 1, vectors, w, 0, (char *)copy, width * sizeof(REAL), ahead, keys, alpha + r, o, 0);
+            fine = T(sum_direct)(NATIVE, 1, vectors, w, 0, (char *)copy, width * sizeof(REAL), &quiet, keys, alpha + r, o, 0);
             if (pass && !fine) {                          /* the weights or the sums before are not finite: so is the row */
 #define TILE(vectors) T(values_tile)(0, 1, vectors, &w, copy, width, keys, alpha + r, o, 0)
                 VECTOR_CASES(TILE)
 #undef TILE
             }
         }
-        T(add_apart)(p, t, r0, r, r + 1, block, t->packed.apart, n_apart, start * LANES, start * LANES + valid);
+        T(add_apart)(p, t, 0, r, r + 1, block, t->packed.apart, n_apart, start * LANES, start * LANES + valid);
+    }
+}
+
+/* A step of values_direct in strips, one vector of columns after the other; a share of the next step is asked for by each. */
+static void T(sum_strips)(const Params *p, Task *t, ix n, ix block, ix from, ix keys, const REAL *w, ix w_stride, const char *v,
+                          const REAL *alpha) {
+    const ix row = p->value.row, vectors = p->value_dim / LANES, bytes = LANES * sizeof(REAL);
+    for (ix c = 0; c < vectors; c++) {
+        T(Next) next = T(next_rows)(v + (DIRECT_KEYS + c * DIRECT_KEYS / vectors) * row, row, vectors, bytes);
+        REAL *o = P_(o) + c * LANES;
+        if (!T(sum_strip)(n, (const char *)w, w_stride * (ix)sizeof(REAL), v + c * bytes, row, keys, next, alpha, o, p->value_stride))
+            T(values_guarded)(p, t, 0, n, block, from, keys, c * LANES, 1, alpha);
     }
 }
 
 /* o = o * alpha + weights @ values in steps of DIRECT_KEYS keys counted from key 0: a step's values stay in L1 while the
- * chunks of their columns are taken in turn. The factor of an int8 value goes to its weight. */
+ * chunks of their columns, and the register tiles of rows, are taken in turn. The factor of an int8 value goes to its weight. */
 static void T(values_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const Array *a = &p->value;
     const char *values = t->value + block * p->block_k * a->row;
-    const REAL *alpha = P_(alpha), ones[GROUP_ROWS] = {1, 1, 1, 1, 1, 1};
-    REAL scaled[GROUP_ROWS * DIRECT_KEYS];
+    const REAL *alpha = P_(alpha), ones[DIRECT_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const ix each = ceil_div(n, ceil_div(n, GROUP_ROWS));
+    REAL scaled[DIRECT_ROWS * DIRECT_KEYS];
+    Ahead quiet = {0};
     int copied, dtype = T(direct_dtype)(a, p->value_dim, &copied);
     T(rescale_apart)(p, t, r0, n);
     for (ix from = t->column, stop; from < t->columns; from = stop, alpha = ones) {
@@ -225,11 +251,14 @@ static void T(values_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
             w = scaled;
             w_stride = DIRECT_KEYS;
         }
-        Ahead ahead = ahead_of(p, t, a, p->value_dim * T(element_size)(a->dtype), values, from, r0);
+        if (!copied && T(sums_strips)(dtype, n)) {
+            T(sum_strips)(p, t, n, block, from, stop - from, w, w_stride, values + from * a->row, alpha);
+            continue;
+        }
+        Ahead ahead = ahead_of(a, p->value_dim * T(element_size)(a->dtype), values, from);
         for (ix c = 0; c < T(chunks)(p); c++) {
             ix start = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - start, row = a->row;
             const char *v = values + from * a->row + start * LANES * a->col;
-            REAL *o = P_(o) + r0 * p->value_stride + start * LANES;
             int as_is = !copied && T(whole_chunk)(dtype, vectors);
             if (!as_is) {
                 ix valid = least(vectors * LANES, p->value_dim - start * LANES);
@@ -238,8 +267,13 @@ static void T(values_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
                 v = t->packed.keys;
                 row = vectors * LANES * (ix)sizeof(REAL);
             }
-            if (!T(sum_direct)(as_is ? dtype : NATIVE, n, vectors, w, w_stride, v, row, &ahead, stop - from, alpha, o, p->value_stride))
-                T(values_guarded)(p, t, r0, n, block, from, stop - from, c, &ahead, alpha);
+            for (ix r = 0, m; r < n; r += m) {
+                REAL *o = P_(o) + r * p->value_stride + start * LANES;
+                m = least(each, n - r);
+                if (!T(sum_direct)(as_is ? dtype : NATIVE, m, vectors, w + r * w_stride, w_stride, v, row, r ? &quiet : &ahead, stop - from,
+                                   alpha + r, o, p->value_stride))
+                    T(values_guarded)(p, t, r, r + m, block, from, stop - from, start, vectors, alpha);
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 /* direct_dot.h: the steps of direct.h for bfloat16 where products take pairs (dot.h): of depths as they lie in a key, of keys
  * 2 i and 2 i + 1 for the values, whose rows are interleaved in registers. */
 static void scores_direct_dot(const Params *p, Task *t, ix r0, ix n, ix block) {
-    direct_group_f32(PAIRS, p->key.col != 2, p, t, r0, n, block);
+    (void)r0;
+    direct_keys_f32(PAIRS, p->key.col != 2, p, t, n, block);
 }
 
 /* o = o * alpha + weights @ values for rows x one whole chunk, over pairs of keys; the key missing at an odd end is 0. The answer is
@@ -43,7 +44,7 @@ static int sum_pairs_group(ix n, const float *w, ix w_stride, const char *v, ix 
                            int check, const float *alpha, float *o, ix o_stride) {
     int fine = 1;
 #define ROWS(rows) fine = sum_pairs(rows, w, w_stride, v, v_stride, ahead, keys, check, alpha, o, o_stride)
-    ROW_CASES(ROWS)
+    ROW_CASES(n, ROWS)
 #undef ROWS
     return fine;
 }
@@ -55,16 +56,17 @@ static void copy_halves(const char *v, const Array *a, ix keys, ix n, uint16_t *
 }
 
 /* As values_guarded of direct.h, where subnormal values too are added key by key. */
-static void pairs_guarded(const Params *p, Task *t, ix r0, ix n, ix block, ix from, ix keys, ix chunk, Ahead *ahead,
+static void pairs_guarded(const Params *p, Task *t, ix first, ix stop, ix block, ix from, ix keys, ix start,
                           const float *alpha) {
     const Array *a = &p->value;
-    const ix start = chunk_start_f32(p, chunk), width = TILE_VECTORS * VF;
+    const ix width = TILE_VECTORS * VF;
     ix n_apart = 0;
     const char *v = t->value + (block * p->block_k + from) * a->row + start * VF * a->col;
     uint16_t *copy = t->packed.values;
-    for (ix r = 0; r < n; r++) {
+    Ahead quiet = {0};
+    for (ix r = first; r < stop; r++) {
         const float *w = (const float *)t->halves + r * (p->width / 2) + from / 2;
-        float *o = (float *)t->o + (r0 + r) * p->value_stride + start * VF;
+        float *o = (float *)t->o + r * p->value_stride + start * VF;
         for (int pass = 0, fine = 0; !fine; pass++) {
             copy_halves(v, a, keys, width, copy);
             n_apart = 0;
@@ -77,32 +79,38 @@ static void pairs_guarded(const Params *p, Task *t, ix r0, ix n, ix block, ix fr
                 }
                 if (apart) memset(x, 0, 2 * width), t->packed.apart[n_apart++] = (int32_t)(from + j);
             }
-            fine = sum_pairs_group(1, w, 0, (char *)copy, 2 * width, ahead, keys, !pass, alpha + r, o, 0);
+            fine = sum_pairs_group(1, w, 0, (char *)copy, 2 * width, &quiet, keys, !pass, alpha + r, o, 0);
         }
-        add_apart_f32(p, t, r0, r, r + 1, block, t->packed.apart, n_apart, start * VF, start * VF + width);
+        add_apart_f32(p, t, 0, r, r + 1, block, t->packed.apart, n_apart, start * VF, start * VF + width);
     }
 }
 
 static void values_direct_dot(const Params *p, Task *t, ix r0, ix n, ix block) {
     const Array *a = &p->value;
     const char *values = t->value + block * p->block_k * a->row;
-    const float *alpha = t->alpha, ones[GROUP_ROWS] = {1, 1, 1, 1, 1, 1};
+    const float *alpha = t->alpha, ones[DIRECT_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const ix each = ceil_div(n, ceil_div(n, GROUP_ROWS)), w_stride = p->width / 2;
+    Ahead quiet = {0};
     rescale_apart_f32(p, t, r0, n);
     for (ix from = t->column / 2 * 2, stop; from < t->columns; from = stop, alpha = ones) {
         const float *w = (const float *)t->halves + from / 2;
         stop = least((from / DIRECT_KEYS + 1) * DIRECT_KEYS, t->columns);
-        Ahead ahead = ahead_of(p, t, a, 2 * p->value_dim, values, from, r0);
+        Ahead ahead = ahead_of(a, 2 * p->value_dim, values, from);
         for (ix c = 0; c < chunks_f32(p); c++) {
             ix start = chunk_start_f32(p, c), row = a->row;
             const char *v = values + from * a->row + start * VF * a->col;
-            float *o = (float *)t->o + r0 * p->value_stride + start * VF;
             if (a->col != 2) {
                 copy_halves(v, a, stop - from, TILE_VECTORS * VF, t->packed.keys);
                 v = t->packed.keys;
                 row = 2 * TILE_VECTORS * VF;
             }
-            if (!sum_pairs_group(n, w, p->width / 2, v, row, &ahead, stop - from, 2, alpha, o, p->value_stride))
-                pairs_guarded(p, t, r0, n, block, from, stop - from, c, &ahead, alpha);
+            for (ix r = 0, m; r < n; r += m) {
+                float *o = (float *)t->o + r * p->value_stride + start * VF;
+                m = least(each, n - r);
+                if (!sum_pairs_group(m, w + r * w_stride, w_stride, v, row, r ? &quiet : &ahead, stop - from, 2, alpha + r, o,
+                                     p->value_stride))
+                    pairs_guarded(p, t, r, r + m, block, from, stop - from, start, alpha);
+            }
         }
     }
 }

@@ -157,7 +157,7 @@ cdef void pack_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
 cdef void attend(Work* w, Task* t, int thread) noexcept nogil:
     """Attention of the task's rows over its blocks of keys; rows are closed as soon as they have seen their last one."""
     cdef Params* p = &w.p
-    cdef Py_ssize_t block, g, n, groups = ceil_div(t.rows, GROUP_ROWS)
+    cdef Py_ssize_t block, g, n, groups = ceil_div(t.rows, p.group_rows)
     cdef bint last
     cdef Packed kv
     cdef char* kept = <char*> t.s
@@ -170,15 +170,15 @@ cdef void attend(Work* w, Task* t, int thread) noexcept nogil:
         kv = keys_of(w, t, block)
         last = block == t.block_stop - 1
         for g in range(groups):
-            n = least(GROUP_ROWS, t.rows - g * GROUP_ROWS)
-            attend_group(w, t, g * GROUP_ROWS, n, block, kv, kept)
+            n = least(p.group_rows, t.rows - g * p.group_rows)
+            attend_group(w, t, g * p.group_rows, n, block, kv, kept)
             if last and p.splits == 1:
-                close_group(w, t, g * GROUP_ROWS, n, kept)
+                close_group(w, t, g * p.group_rows, n, kept)
         if not last:
             poll(w, thread)
     if t.block_start >= t.block_stop and p.splits == 1:         # these rows see no key
         for g in range(groups):
-            close_group(w, t, g * GROUP_ROWS, least(GROUP_ROWS, t.rows - g * GROUP_ROWS), kept)
+            close_group(w, t, g * p.group_rows, least(p.group_rows, t.rows - g * p.group_rows), kept)
 
 
 cdef void attend_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, Py_ssize_t block, Packed kv, char* kept) noexcept nogil:
@@ -233,13 +233,13 @@ cdef void close_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, char* kept) 
 
 cdef Py_ssize_t part(const Params* p, Py_ssize_t r, Py_ssize_t block) noexcept nogil:
     """The number of the kept part of group and block; a single block needs one part for all groups in turn."""
-    return r // GROUP_ROWS * p.k_blocks + block if p.k_blocks > 1 else 0
+    return r // p.group_rows * p.k_blocks + block if p.k_blocks > 1 else 0
 
 
 cdef void keep_part(Work* w, Task* t, char* kept, Py_ssize_t r, Py_ssize_t block) noexcept nogil:
     """Direct the scores of this group and block to their kept place, and note the columns they will cover."""
     cdef Py_ssize_t i = part(&w.p, r, block)
-    t.s = kept + i * GROUP_ROWS * w.p.width * w.tile.real
+    t.s = kept + i * w.p.group_rows * w.p.width * w.tile.real
     t.kept_part[i] = Range(t.column, t.columns)
 
 
@@ -248,7 +248,7 @@ cdef void store_kept(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, char* kept) n
     cdef Py_ssize_t block, i
     for block in range(w.p.k_blocks):
         i = part(&w.p, r, block)
-        t.s = kept + i * GROUP_ROWS * w.p.width * w.tile.real
+        t.s = kept + i * w.p.group_rows * w.p.width * w.tile.real
         t.column, t.columns = t.kept_part[i].start, t.kept_part[i].stop
         if not t.block_start <= block < t.block_stop:
             t.column, t.columns = 0, 0
@@ -291,8 +291,8 @@ cdef void merge_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
     if w.first_split + splits < w.p.splits:
         w.tile.save_state(&w.p, t, state_at(w, i, 0))
     else:
-        for g in range(ceil_div(t.rows, GROUP_ROWS)):
-            close_group(w, t, g * GROUP_ROWS, least(GROUP_ROWS, t.rows - g * GROUP_ROWS), NULL)
+        for g in range(ceil_div(t.rows, w.p.group_rows)):
+            close_group(w, t, g * w.p.group_rows, least(w.p.group_rows, t.rows - g * w.p.group_rows), NULL)
         keep_stats(w, t)
 
 
@@ -315,9 +315,9 @@ cdef void sweep(Work* w, Py_ssize_t i, Task* t, int thread, bint weights) noexce
             return
         if t.block_start <= block < t.block_stop:
             kv = keys_of(w, t, block)
-        for g in range(ceil_div(t.rows, GROUP_ROWS)):
-            r = g * GROUP_ROWS
-            n = least(GROUP_ROWS, t.rows - r)
+        for g in range(ceil_div(t.rows, p.group_rows)):
+            r = g * p.group_rows
+            n = least(p.group_rows, t.rows - r)
             seen = w.tile.classify(p, t, r, n, block)
             if seen != SKIP:
                 scores(w, t, r, n, block, kv, seen)

@@ -119,10 +119,10 @@ static void T(receive)(const Params *p, Task *t, ix r0, ix n, ix block) {
     }
     const VEC c = V(set1)((REAL)p->c);
 #define ROWS(rows) T(received)(rows, 0, s, width, from, to, shift, c, inverse, factor, part, top)
-    if (!w->given) { ROW_CASES(ROWS) }
+    if (!w->given) { ROW_CASES(n, ROWS) }
 #undef ROWS
 #define ROWS(rows) T(received)(rows, 1, s, width, from, to, shift, c, inverse, factor, part, top)
-    else { ROW_CASES(ROWS) }
+    else { ROW_CASES(n, ROWS) }
 #undef ROWS
     for (ix r = 0; r < n; r++)
         for (ix j = t->column; odd[r] && j < t->columns; j++) {

@@ -55,7 +55,9 @@ typedef struct {
     ix split_k, splits;          /* blocks of keys per split; 1 split unless the rows are few */
     int whole;                   /* parts of a kv head, each a task that packs for itself; 0: see shared */
     int copied;                  /* query rows are copied before use */
-    int direct;                  /* so few rows that keys and values are read in place */
+    int direct;                  /* so few rows that keys and values are read in place, */
+    int strips;                  /* and so many that they fill vectors */
+    ix group_rows;               /* rows that take the steps together */
     int shared;                  /* keys and values packed once per kv head (else by the task that reads them) */
     ix keep;                     /* weights: parts (group, block) of scores a task keeps until the row sums are known */
     ix width;                    /* columns of a block in scratch: block_k, or what short keys need */

@@ -26,8 +26,10 @@ cdef void prepare(Work* w, int mode) noexcept nogil:
     cdef Params* p = &w.p
     cdef double magnitude = p.scale if p.scale >= 0 else -p.scale
     w.mode = mode
-    p.direct = p.rows <= SIZES.direct_rows and mode not in (WEIGH, BACKWARD) and not w.uniform
+    p.direct = p.rows <= DIRECT_ROWS and mode not in (WEIGH, BACKWARD) and not w.uniform
     w.tile = &TILES[DOT if multiplies_pairs(w) else p.type]
+    p.strips = p.direct and p.rows > GROUP_ROWS and 2 * p.rows > w.tile.lanes and p.head_dim > 0
+    p.group_rows = (round_up(p.rows, most(8, w.tile.lanes)) if p.strips else p.rows) if p.direct else GROUP_ROWS
     p.arrays = p.mask.data != NULL or p.key_mask.data != NULL or p.bias.data != NULL or p.q_segments.data != NULL
     # A magnitude that is no ordinary float would leave the exponent without digits: it takes the general path.
     p.plain = (p.softcap == 0 and p.bias.data == NULL and p.slopes.data == NULL and 1e-30 < magnitude < 1e30)
@@ -58,13 +60,15 @@ cdef void divide(Work* w) noexcept nogil:
     p.value_stride = round_up(p.value_dim, w.tile.lanes)
     p.depth_stride = round_up(p.head_dim, w.tile.lanes)
     p.copied = queries_copied(p, w.tile)
-    p.block_k = SIZES.groups_block_k if p.direct else SIZES.most_block_k
+    p.block_k = SIZES.most_block_k
     while p.block_k > SIZES.least_block_k and p.block_k * (p.head_dim + p.value_dim) * real > SIZES.block_bytes:
         p.block_k //= 2
-    if p.direct and p.rows <= GROUP_ROWS:
+    if p.direct and not p.strips:
         p.block_k = SIZES.direct_block_k
     p.k_blocks = ceil_div(p.kv_len, p.block_k)
     p.width = least(p.block_k, round_up(p.kv_len, w.tile.panel))
+    if p.strips:
+        p.width += w.tile.panel                # rows a power of two apart would share lines of L1
     p.pack_bytes = packed_bytes(w)
     p.split_k = p.k_blocks if p.rows > SIZES.few_rows or w.uniform else SIZES.split_k // p.block_k
     p.splits = most(1, ceil_div(p.k_blocks, p.split_k)) if p.k_blocks else 1
@@ -94,7 +98,7 @@ cdef void divide(Work* w) noexcept nogil:
         w.heads = ceil_div(heads, ceil_div(heads, most(1, SHARED_BYTES // per_head)))
     share_rows(w)
     if p.keep and p.k_blocks > 1:
-        p.keep = p.block_q // GROUP_ROWS * p.k_blocks
+        p.keep = ceil_div(p.block_q, p.group_rows) * p.k_blocks
     p.scratch_bytes = lay_out(w, <char*> &unused, &unused) + (SCRATCH_GAP if p.n_threads > 1 else 0)
     w.round_splits = p.splits
     w.total = heads * p.q_blocks * p.splits + (2 * heads * p.k_blocks if p.shared else 0)
@@ -204,24 +208,25 @@ cdef Py_ssize_t lay_out(const Work* w, char* scratch, Task* t) noexcept nogil:
     """Give the task its places in the scratch; returns the bytes."""
     cdef const Params* p = &w.p
     cdef Py_ssize_t real = w.tile.real, rows = p.block_q, sums = rows * p.value_stride * real
-    cdef Py_ssize_t group = GROUP_ROWS * p.width               # places of a group and block
+    cdef Py_ssize_t group = p.group_rows * p.width             # places of a group and block
     cdef char* at = scratch
     t.q = cut(&at, rows * p.depth_stride * real if p.copied else 0)
+    t.strips = cut(&at, p.group_rows * p.depth_stride * real if p.strips else 0)
     t.s = cut(&at, most(p.keep, 1) * group * real)
     t.o = cut(&at, sums)
     t.apart_o = cut(&at, sums)
     t.row_max = cut(&at, rows * real + 64)
-    t.alpha = cut(&at, 64)
+    t.alpha = cut(&at, p.group_rows * real + 64)
     t.block_max = cut(&at, rows * p.k_blocks * real + 64 if p.keep else 0)
     t.row_sum = <double*> cut(&at, rows * 8)
     t.row = <Row*> cut(&at, rows * sizeof(Row))
     t.bias_rows = cut(&at, group * real if p.bias.data != NULL else 0)
     t.allow = <unsigned char*> cut(&at, group if p.arrays or w.mode == WEIGH else 0)
-    t.line = cut(&at, (most(4 * p.depth_stride, most(2 * p.value_stride, p.width)) + w.tile.lanes) * real)
+    t.line = cut(&at, (most((w.tile.lanes if p.direct else 4) * p.depth_stride, most(2 * p.value_stride, p.width)) + w.tile.lanes) * real)
     t.packed = packed_at(w, cut(&at, direct_bytes(w) if p.direct else 0 if p.shared else p.pack_bytes))
     t.kept_part = <Range*> cut(&at, p.keep * sizeof(Range))
     t.q_rows = <const void**> cut(&at, rows * sizeof(void*))
-    t.peaks = cut(&at, GROUP_ROWS * 64)
+    t.peaks = cut(&at, p.group_rows * 64)
     t.final_max = cut(&at, rows * real + 64)
     t.inverse = <double*> cut(&at, rows * 8)
     t.halves = <uint16_t*> cut(&at, group * 2 if w.tile.packed < real else 0)

@@ -76,7 +76,7 @@ INLINE void T(store_part)(const Params *p, const Task *t, const Array *a, char *
 INLINE void T(store_relative)(const Params *p, Task *t, ix r0, ix n, ix block, const REAL *then, const REAL *now,
                               const double *inverses) {
     REAL *factors = P_(alpha);
-    for (ix r = 0; r < GROUP_ROWS; r += LANES) {
+    for (ix r = 0; r < n; r += LANES) {
         VEC a = V(loadu)(then + r), b = V(loadu)(now + r);
         VEC gap = (VEC)((VINT)(a - b) & ~(a == b));      /* 0 also for -inf - -inf */
         V(store)(factors + r, V(exp2)(gap * V(set1)((REAL)p->c)));

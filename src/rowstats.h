@@ -115,7 +115,7 @@ static void T(see_weights)(const Params *p, Task *t, ix r0, ix n, ix block) {
         double total[GROUP_ROWS];
         for (ix r = 0; r < n; r++) shift[r] = P_(row_max)[r0 + r] == -INFINITY ? 0 : P_(row_max)[r0 + r];
 #define ROWS(rows) T(surprises)(rows, P_(s), t->seen.scores, p->width, t->from, t->to, shift, V(set1)((REAL)p->c), total)
-        ROW_CASES(ROWS)
+        ROW_CASES(n, ROWS)
 #undef ROWS
         for (ix r = 0; r < n; r++) {
             double *sum = t->seen.surprise + r0 + r, step = (t->seen.before_max[r] - (double)P_(row_max)[r0 + r]) * p->c;

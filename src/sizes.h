@@ -9,10 +9,8 @@
 typedef struct {
     ix most_block_k, least_block_k;      /* keys of a block: the most that fit in */
     ix block_bytes;                      /* of their keys and values: half of L2 */
-    ix direct_block_k;                   /* keys of a block of few rows that read them in place: of one group, */
-    ix groups_block_k;                   /* and of several */
+    ix direct_block_k;                   /* keys of a block of few rows that read them in place, but for strips */
     ix split_k;                          /* keys of a split, where rows are few */
-    ix direct_rows;                      /* up to here keys and values are read in place */
     ix few_rows;                         /* up to here one task holds all rows, packs for itself and the keys are split */
     ix block_q;                          /* rows of a task beyond that, */
     ix task_share;                       /* or as many as have queries and sums in this share (1/64) of L2 */
@@ -25,9 +23,7 @@ static const Sizes SIZES = {
     .most_block_k = 512, .least_block_k = 64,
     .block_bytes = 512 * 1024,           /* 256 K: 3 % slower at D = 128 (avx2, base: the same; float64: 2 %) */
     .direct_block_k = 1024,              /* 512: 2 % slower, 128: 12 %: memory changes between keys and values */
-    .groups_block_k = 128,               /* 512: 10 % slower: this block and the next one, which is on its way, leave L2 */
     .split_k = 1024,
-    .direct_rows = 18,                   /* three groups; at 24 packing is 12 % faster for dot products of bfloat16 */
     .few_rows = 64,
     .block_q = 192,                      /* 96: 2 % slower, keys come twice from L3 (float64, D = 128: 5 %); 288: 1 % */
     .task_share = 24,                    /* 12, 48: within 1 % at D = 64, 128 and 256, float64 too */

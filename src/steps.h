@@ -20,6 +20,7 @@ INLINE REAL T(exp2_one)(REAL t) { return V(exp2)(V(set1)(t))[0]; }
 #include "rows.h"
 #include "pack.h"
 #include "places.h"
+#include "strips.h"
 #include "tile.h"
 #include "direct.h"
 #if REAL_BITS == 32 && BF16_DOT

@@ -29,19 +29,20 @@ typedef struct {
 
     const void **q_rows;                 /* [row] where the query is */
     void *q;                             /* [row][head_dim] copies */
-    void *s;                             /* [6][width] scores, then weights; with keep: [group][block][6][width] */
-    uint16_t *halves;                    /* [6][width] weights rounded to bfloat16, where products take pairs of them */
+    void *strips;                        /* [strip][head_dim][strip's rows] copies, where rows are the lanes of vectors */
+    void *s;                             /* [group's row][width] scores, then weights; with keep: [group][block] of these */
+    uint16_t *halves;                    /* [group's row][width] weights rounded to bfloat16, where products take pairs of them */
     void *o;                             /* [row][value_stride] sum of weighted values */
     void *apart_o;                       /* the same for values kept apart, times 2**-32 */
-    void *row_max, *alpha, *block_max;   /* [row], [6], with keep: [block][row] */
-    void *peaks;                         /* [6][vector] lanewise maxima of the scores in hand */
+    void *row_max, *alpha, *block_max;   /* [row], [group's row], with keep: [block][row] */
+    void *peaks;                         /* [group's row][vector] lanewise maxima of the scores in hand */
     double *row_sum;
     void *final_max;                     /* [row] of a second pass: the maximum (or given lse) and the inverse sum */
     double *inverse;
     Range *kept_part;                    /* with keep: [group][block] columns kept */
-    void *bias_rows;                     /* [6][width] copies */
-    const void *bias_row[GROUP_ROWS];    /* where the bias of a row is, from the first key of the part it sees */
-    uint8_t *allow;                      /* [6][width] */
+    void *bias_rows;                     /* [group's row][width] copies */
+    const void *bias_row[DIRECT_ROWS];   /* where the bias of a row is, from the first key of the part it sees */
+    uint8_t *allow;                      /* [group's row][width] */
     void *line;                          /* one padded row while loading and storing */
     Packed packed;                       /* where this task packs, if it packs itself */
     int uses_apart;                      /* apart_o holds something */

@@ -38,6 +38,7 @@ INLINE void T(begin_rows)(const int dot, const Params *p, Task *t) {
         const char *src = t->query + t->row[r].position * a->row + t->row[r].head * a->head;
         t->q_rows[r] = dot ? PAIR_ROW(p, src, copy) : T(query_row)(p, src, copy);
     }
+    if (p->strips) T(lay_strips)(p, t, dot ? p->head_dim / 2 : p->head_dim);
     memset(t->o, 0, t->rows * p->value_stride * sizeof(REAL));
     t->uses_apart = 0;
 }
@@ -79,11 +80,8 @@ INLINE void T(scores_tile)(const int dot, const int rows, const int vectors, con
 #else
 #define VECTOR_CASES(call) switch (vectors) { case 1: call(1); break; default: call(2); }
 #endif
-#define ROW_CASES(call) switch (n) { case 1: call(1); break; case 2: call(2); break; case 3: call(3); break; \
+#define ROW_CASES(n, call) switch (n) { case 1: call(1); break; case 2: call(2); break; case 3: call(3); break; \
                                      case 4: call(4); break; case 5: call(5); break; default: call(6); }
-
-/* A rounding error grows with the length of a chain of additions: a deep product is a sum of chains of this length. */
-enum { T(CHAIN) = 256 };
 
 INLINE void T(scores_rows)(const int dot, const int rows, const Params *p, const Task *t, ix next,
                            const REAL *const *q_rows, const REAL *k) {
@@ -121,7 +119,7 @@ INLINE void T(scores_group)(const int dot, const Params *p, Task *t, ix r0, ix n
     const REAL *const *q = (const REAL *const *)t->q_rows + r0, *k = kv.keys;
     T(prefetch_group)(p, t, r0 + n);
 #define ROWS(rows) T(scores_rows)(dot, rows, p, t, r0 + n, q, k)
-    ROW_CASES(ROWS)
+    ROW_CASES(n, ROWS)
 #undef ROWS
 }
 
@@ -208,8 +206,8 @@ INLINE void T(powers)(const int dot, const int rows, REAL *s, uint16_t *halves, 
  * nothing to a row gives alpha = 1 and adds 0: it changes no bit. */
 INLINE void T(softmax_group)(const int dot, const Params *p, Task *t, ix r0, ix n, ix block) {
     const VEC c = V(set1)((REAL)p->c);
-    REAL *s = P_(s), *row_max = P_(row_max) + r0, *alpha = P_(alpha), *peaks = P_(peaks), shift[GROUP_ROWS];
-    double total[GROUP_ROWS];
+    REAL *s = P_(s), *row_max = P_(row_max) + r0, *alpha = P_(alpha), *peaks = P_(peaks), shift[DIRECT_ROWS];
+    double total[DIRECT_ROWS];
     for (ix r = 0; r < n; r++) {
         REAL top = V(largest)(V(load)(peaks + r * LANES)), new = top > row_max[r] ? top : row_max[r];
         alpha[r] = row_max[r] == new ? 0 : row_max[r] - new;
@@ -217,10 +215,13 @@ INLINE void T(softmax_group)(const int dot, const Params *p, Task *t, ix r0, ix 
         shift[r] = new == -INFINITY ? 0 : new;
         if (p->keep) P_(block_max)[block * p->block_q + r0 + r] = new;
     }
-    for (ix r = 0; r < GROUP_ROWS; r += LANES) V(store)(alpha + r, V(exp2)(V(load)(alpha + r) * c));
-#define ROWS(rows) T(powers)(dot, rows, s, t->halves, p->width, t->from, t->to, shift, c, total)
-    ROW_CASES(ROWS)
+    for (ix r = 0; r < n; r += LANES) V(store)(alpha + r, V(exp2)(V(load)(alpha + r) * c));
+    for (ix r = 0, m; r < n; r += m) {
+        m = least(GROUP_ROWS, n - r);
+#define ROWS(rows) T(powers)(dot, rows, s + r * p->width, t->halves + r * p->width, p->width, t->from, t->to, shift + r, c, total + r)
+        ROW_CASES(m, ROWS)
 #undef ROWS
+    }
     for (ix r = 0; r < n; r++) t->row_sum[r0 + r] = t->row_sum[r0 + r] * alpha[r] + total[r];
 }
 
@@ -306,7 +307,7 @@ INLINE void T(add_values)(const int dot, const Params *p, const Task *t, ix r0, 
     REAL *o = P_(o) + r0 * p->value_stride;
     ix keys_in_block = least(p->block_k, t->lengths.kv_length - block * p->block_k);
 #define ROWS(rows) T(values_rows)(dot, rows, p, t, w, o, values, keys_in_block)
-    ROW_CASES(ROWS)
+    ROW_CASES(n, ROWS)
 #undef ROWS
 }
 
