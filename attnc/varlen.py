@@ -10,8 +10,8 @@ from . import _call
 from ._checks import VarlenArgs, varlen_args
 from .results import AttentionResult
 
-# GROUP_ROWS, half of a vector, DIRECT_ROWS and few_rows of src/: up to so many rows of a kv head its keys are read in place,
-# by dot products or in strips, or are split.
+# GROUP_ROWS, half of a vector, DIRECT_ROWS and few_rows of src/: up to so many rows of a kv head its keys are read in
+# place, by dot products or in strips, or are split.
 # Each path sums in an order of its own, so that a sequence keeps its bits only on the path that it takes alone.
 PATH_ROWS = (6, 8, 16, 64)
 

@@ -76,7 +76,8 @@ INLINE void T(find_keys)(const int dtype, int copied, int widened, const Params 
         REAL *line = (REAL *)t->line + v * p->depth_stride;
         k[v] = key + least(v, valid - 1) * a->row;
         if (!copied && !widened) continue;
-        if (dtype == PAIRS) LOAD_PAIRS(k[v], a->col, p->head_dim, line);
+        if (dtype == PAIRS && !copied) memcpy(line, k[v], 2 * p->head_dim);
+        else if (dtype == PAIRS) LOAD_PAIRS(k[v], a->col, p->head_dim, line);
         else if (copied) {
             T(load_row)(k[v], a->col, a->dtype, p->head_dim, line);
             for (ix d = p->head_dim; d < p->depth_stride; d++) line[d] = 0;
