@@ -66,8 +66,9 @@ WAYS = {
                Fault("src/runtime.h", "&memory, 64, bytes ?", "&memory, 64, bytes > 9999 ? bytes / 2 : bytes ?",
                      "states", "AddressSanitizer: heap-"), left_out=f"{UNWATCHED} or avx512- or avx512]"),
     "clang": Way("clang", "-fsanitize=address,undefined -fno-sanitize-recover=undefined -shared-libasan -O1", KERNELS,
-                 Fault("src/tile.h", "if (!t->query) continue;", "", "weighted_sum",
-                       "applying zero offset to null pointer"),
+                 # Python builds with -fwrapv: sums that overflow, of pointers too, are defined and not watched.
+                 Fault("src/tile.h", "t->row_sum[r] = 0;", "volatile int far = 40; t->row_sum[r] = 0 * (1 << far);",
+                       "weighted_sum", "shift exponent 40 is too large"),
                  refuses=AVX512, left_out=UNWATCHED),
     "thread": Way("clang", "-fsanitize=thread", files(
                       2, "threads", "bits", "faults", "float_state", "signals", "invariants", "backward", "softmax",
