@@ -14,6 +14,8 @@ static inline ix least(ix a, ix b) { return a < b ? a : b; }
 static inline ix most(ix a, ix b) { return a > b ? a : b; }
 static inline ix ceil_div(ix a, ix b) { return (a + b - 1) / b; }
 static inline ix round_up(ix a, ix b) { return ceil_div(a, b) * b; }
+/* Rows of each register tile, where n rows are shared evenly by as few as hold them. */
+static inline ix rows_of_tile(ix n) { return ceil_div(n, ceil_div(n, GROUP_ROWS)); }
 
 typedef struct { ix start, stop; } Range;
 

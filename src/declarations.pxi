@@ -201,11 +201,11 @@ cdef extern from "tiles.h" nogil:
         void (*pack)(const Params*, Task*, Py_ssize_t, Packed) noexcept nogil
         int (*classify)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*scores)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Packed) noexcept nogil
-        void (*scores_direct)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*scores_direct)(const Params*, Task*, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*finish_scores)(const Params*, Task*, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*softmax)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*values)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t, Packed) noexcept nogil
-        void (*values_direct)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*values_direct)(const Params*, Task*, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*finish)(const Params*, Task*, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*store_kept)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*store_again)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil

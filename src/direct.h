@@ -88,7 +88,7 @@ INLINE void T(find_keys)(const int dtype, int copied, int widened, const Params 
 
 INLINE void T(direct_keys)(const int dtype, int copied, const Params *p, Task *t, ix n, ix block) {
     const Array *a = &p->key;
-    const ix depth = dtype == PAIRS ? p->head_dim / 2 : p->depth_stride, each = ceil_div(n, ceil_div(n, GROUP_ROWS));
+    const ix depth = dtype == PAIRS ? p->head_dim / 2 : p->depth_stride, each = rows_of_tile(n);
     const char *keys = t->key + block * p->block_k * a->row, *k[LANES];
     const REAL *const *q_rows = (const REAL *const *)t->q_rows;
     Ahead ahead = ahead_of(a, p->head_dim * T(element_size)(a->dtype), keys, t->from), quiet = {0};
@@ -97,9 +97,9 @@ INLINE void T(direct_keys)(const int dtype, int copied, const Params *p, Task *t
         const char *key = keys + j * a->row;
         const int as_is = p->strips && !copied && (dtype == NATIVE || dtype == PAIRS) && valid == LANES && a->row % 4096 != 0;
         if (!as_is) T(find_keys)(dtype, copied, p->strips, p, t, key, valid, k);
-        if (as_is) T(strips)(dtype == PAIRS, p, t, key, a->row, key, P_(s) + j);
-        else if (p->strips) T(strips)(dtype == PAIRS, p, t, k[0], p->depth_stride * (ix)sizeof(REAL), key, P_(s) + j);
-        for (ix r = 0; r < n && !p->strips; r += each) {
+        if (p->strips)
+            T(strips)(dtype == PAIRS, p, t, as_is ? key : k[0], as_is ? a->row : p->depth_stride * (ix)sizeof(REAL), key, P_(s) + j);
+        else for (ix r = 0; r < n; r += each) {
             REAL *s = P_(s) + r * p->width + j;
             ix m = least(each, n - r);
 #define ROWS(rows) T(dot_rows)(dtype, rows, q_rows + r, k, r ? &quiet : &ahead, depth, s, p->width)
@@ -120,9 +120,8 @@ INLINE void T(direct_keys)(const int dtype, int copied, const Params *p, Task *t
     }
 }
 
-static void T(scores_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
+static void T(scores_direct)(const Params *p, Task *t, ix n, ix block) {
     int copied, dtype = T(direct_dtype)(&p->key, p->head_dim, &copied);
-    (void)r0;
 #define KIND(type) { T(direct_keys)(type, copied, p, t, n, block); break; }
     DTYPE_CASES(KIND)
 #undef KIND
@@ -185,9 +184,10 @@ static int T(sum_direct)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride
     return fine;
 }
 
-/* The sums of rows first .. stop came out not finite. Row by row, for what one row sees may change no bit of another: values that are not
- * finite, then also those so large that their sum is not, are taken out of the product and added key by key. The first step
- * leaves no bit changed of a row that may not see such a key, and the second is taken for what visible values do alone. */
+/* The sums of rows first .. stop came out not finite. Row by row, for what one row sees may change no bit of another: values
+ * that are not finite, then also those so large that their sum is not, are taken out of the product and added key by key. The
+ * first step leaves no bit changed of a row that may not see such a key, and the second is taken for what visible values do
+ * alone. */
 static void T(values_guarded)(const Params *p, Task *t, ix first, ix stop, ix block, ix from, ix keys, ix start, ix vectors,
                               const REAL *alpha) {
     ix width = vectors * LANES, n_apart = 0;
@@ -232,15 +232,15 @@ static void T(sum_strips)(const Params *p, Task *t, ix n, ix block, ix from, ix 
 
 /* o = o * alpha + weights @ values in steps of DIRECT_KEYS keys counted from key 0: a step's values stay in L1 while the
  * chunks of their columns, and the register tiles of rows, are taken in turn. The factor of an int8 value goes to its weight. */
-static void T(values_direct)(const Params *p, Task *t, ix r0, ix n, ix block) {
+static void T(values_direct)(const Params *p, Task *t, ix n, ix block) {
     const Array *a = &p->value;
     const char *values = t->value + block * p->block_k * a->row;
     const REAL *alpha = P_(alpha), ones[DIRECT_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    const ix each = ceil_div(n, ceil_div(n, GROUP_ROWS));
+    const ix each = rows_of_tile(n);
     REAL scaled[DIRECT_ROWS * DIRECT_KEYS];
     Ahead quiet = {0};
     int copied, dtype = T(direct_dtype)(a, p->value_dim, &copied);
-    T(rescale_apart)(p, t, r0, n);
+    T(rescale_apart)(p, t, 0, n);
     for (ix from = t->column, stop; from < t->columns; from = stop, alpha = ones) {
         const REAL *w = P_(s) + from;
         ix w_stride = p->width;

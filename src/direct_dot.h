@@ -1,7 +1,6 @@
 /* direct_dot.h: the steps of direct.h for bfloat16 where products take pairs (dot.h): of depths as they lie in a key, of keys
  * 2 i and 2 i + 1 for the values, whose rows are interleaved in registers. */
-static void scores_direct_dot(const Params *p, Task *t, ix r0, ix n, ix block) {
-    (void)r0;
+static void scores_direct_dot(const Params *p, Task *t, ix n, ix block) {
     direct_keys_f32(PAIRS, p->key.col != 2, p, t, n, block);
 }
 
@@ -85,13 +84,13 @@ static void pairs_guarded(const Params *p, Task *t, ix first, ix stop, ix block,
     }
 }
 
-static void values_direct_dot(const Params *p, Task *t, ix r0, ix n, ix block) {
+static void values_direct_dot(const Params *p, Task *t, ix n, ix block) {
     const Array *a = &p->value;
     const char *values = t->value + block * p->block_k * a->row;
     const float *alpha = t->alpha, ones[DIRECT_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    const ix each = ceil_div(n, ceil_div(n, GROUP_ROWS)), w_stride = p->width / 2;
+    const ix each = rows_of_tile(n), w_stride = p->width / 2;
     Ahead quiet = {0};
-    rescale_apart_f32(p, t, r0, n);
+    rescale_apart_f32(p, t, 0, n);
     for (ix from = t->column / 2 * 2, stop; from < t->columns; from = stop, alpha = ones) {
         const float *w = (const float *)t->halves + from / 2;
         stop = least((from / DIRECT_KEYS + 1) * DIRECT_KEYS, t->columns);

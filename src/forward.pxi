@@ -201,7 +201,7 @@ cdef void attend_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, Py_ssize_t 
     if p.row_wants.any:
         tile.see_weights(p, t, r, n, block)
     if p.value_dim and p.direct:
-        tile.values_direct(p, t, r, n, block)
+        tile.values_direct(p, t, n, block)
     elif p.value_dim:
         tile.values(p, t, r, n, block, kv)
 
@@ -211,7 +211,7 @@ cdef void scores(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, Py_ssize_t block,
     cdef const Tile* tile = w.tile
     cdef Params* p = &w.p
     if p.direct:
-        tile.scores_direct(p, t, r, n, block)
+        tile.scores_direct(p, t, n, block)
     else:
         tile.scores(p, t, r, n, kv)
     if not p.plain or seen == PARTIAL:

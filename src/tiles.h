@@ -47,11 +47,11 @@ typedef struct {
     void (*pack)(const Params *, Task *, ix, Packed);
     int (*classify)(const Params *, Task *, ix, ix, ix);
     void (*scores)(const Params *, Task *, ix, ix, Packed);
-    void (*scores_direct)(const Params *, Task *, ix, ix, ix);
+    void (*scores_direct)(const Params *, Task *, ix, ix);
     void (*finish_scores)(const Params *, Task *, ix, ix);
     void (*softmax)(const Params *, Task *, ix, ix, ix);
     void (*values)(const Params *, Task *, ix, ix, ix, Packed);
-    void (*values_direct)(const Params *, Task *, ix, ix, ix);
+    void (*values_direct)(const Params *, Task *, ix, ix);
     void (*finish)(const Params *, Task *, ix, ix);
     void (*store_kept)(const Params *, Task *, ix, ix, ix);
     void (*store_again)(const Params *, Task *, ix, ix, ix);
