@@ -184,37 +184,33 @@ static int T(sum_direct)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride
     return fine;
 }
 
-/* The sums of rows first .. stop came out not finite. Row by row, for what one row sees may change no bit of another: values
- * that are not finite, then also those so large that their sum is not, are taken out of the product and added key by key. The
- * first step leaves no bit changed of a row that may not see such a key, and the second is taken for what visible values do
- * alone. */
-static void T(values_guarded)(const Params *p, Task *t, ix first, ix stop, ix block, ix from, ix keys, ix start, ix vectors,
-                              const REAL *alpha) {
-    ix width = vectors * LANES, n_apart = 0;
-    ix valid = least(width, p->value_dim - start * LANES);
+/* The sums of rows first .. stop came out not finite in one vector of columns. Row by row, for what one row sees may change no
+ * bit of another, and vector by vector, as strips and register tiles alike are made of vectors: values that are not finite, then
+ * also those so large that their sum is not, are taken out of the product and added key by key. The first step leaves no bit
+ * changed of a row that may not see such a key, and the second is taken for what visible values do alone. */
+static void T(values_guarded)(const Params *p, Task *t, ix first, ix stop, ix block, ix from, ix keys, ix vector, const REAL *alpha) {
+    const ix column = vector * LANES, valid = least(LANES, p->value_dim - column);
+    ix n_apart = 0;
     REAL *copy = t->packed.values;
     Ahead quiet = {0};
     for (ix r = first; r < stop; r++) {
-        REAL *o = P_(o) + r * p->value_stride + start * LANES;
+        REAL *o = P_(o) + r * p->value_stride + column;
         const REAL *w = P_(s) + r * p->width + from;
         for (int pass = 0, fine = 0; pass < 2 && !fine; pass++) {
             n_apart = 0;
             for (ix j = 0; j < keys; j++) {
-                REAL *x = copy + j * width;
+                REAL *x = copy + j * LANES;
                 int apart = 0;
-                T(load_value)(p, t, block * p->block_k + from + j, start * LANES, valid, x);
+                T(load_value)(p, t, block * p->block_k + from + j, column, valid, x);
                 for (ix i = 0; i < valid; i++) apart |= !(FABS(x[i]) < (pass ? APART : INFINITY));
-                for (ix i = apart ? 0 : valid; i < width; i++) x[i] = 0;
+                for (ix i = apart ? 0 : valid; i < LANES; i++) x[i] = 0;
                 if (apart) t->packed.apart[n_apart++] = (int32_t)(from + j);
             }
-            fine = T(sum_direct)(NATIVE, 1, vectors, w, 0, (char *)copy, width * sizeof(REAL), &quiet, keys, alpha + r, o, 0);
-            if (pass && !fine) {                          /* the weights or the sums before are not finite: so is the row */
-#define TILE(vectors) T(values_tile)(0, 1, vectors, &w, copy, width, keys, alpha + r, o, 0)
-                VECTOR_CASES(TILE)
-#undef TILE
-            }
+            fine = T(sum_rows)(NATIVE, 1, 1, w, 0, (char *)copy, LANES * sizeof(REAL), &quiet, keys, alpha + r, o, 0);
+            if (pass && !fine)                            /* the weights or the sums before are not finite: so is the row */
+                T(values_tile)(0, 1, 1, &w, copy, LANES, keys, alpha + r, o, 0);
         }
-        T(add_apart)(p, t, 0, r, r + 1, block, t->packed.apart, n_apart, start * LANES, start * LANES + valid);
+        T(add_apart)(p, t, 0, r, r + 1, block, t->packed.apart, n_apart, column, column + valid);
     }
 }
 
@@ -226,7 +222,7 @@ static void T(sum_strips)(const Params *p, Task *t, ix n, ix block, ix from, ix 
         T(Next) next = T(next_rows)(v + (DIRECT_KEYS + c * DIRECT_KEYS / vectors) * row, row, vectors, bytes);
         REAL *o = P_(o) + c * LANES;
         if (!T(sum_strip)(n, (const char *)w, w_stride * (ix)sizeof(REAL), v + c * bytes, row, keys, next, alpha, o, p->value_stride))
-            T(values_guarded)(p, t, 0, n, block, from, keys, c * LANES, 1, alpha);
+            T(values_guarded)(p, t, 0, n, block, from, keys, c, alpha);
     }
 }
 
@@ -273,7 +269,8 @@ static void T(values_direct)(const Params *p, Task *t, ix n, ix block) {
                 m = least(each, n - r);
                 if (!T(sum_direct)(as_is ? dtype : NATIVE, m, vectors, w + r * w_stride, w_stride, v, row, r ? &quiet : &ahead, stop - from,
                                    alpha + r, o, p->value_stride))
-                    T(values_guarded)(p, t, r, r + m, block, from, stop - from, start, vectors, alpha);
+                    for (ix i = start; i < start + vectors; i++)
+                        T(values_guarded)(p, t, r, r + m, block, from, stop - from, i, alpha);
             }
         }
     }

@@ -16,8 +16,9 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 WANT = ("lse", "weights", "scores")
 ORDERS = 16      # in which a twin may add its terms before a result is called wrong
 # q_heads, kv_heads, q_len, kv_len, head_dim, value_dim: few rows in one block of keys; few rows, keys split over tasks;
-# rows in several tasks with shared keys
-PATHS = {"few": (6, 3, 5, 70, 20, 20), "split": (4, 2, 3, 2100, 9, 5), "shared": (4, 2, 36, 530, 8, 12)}
+# rows that fill vectors, and keys that are whole ones; rows in several tasks with shared keys
+PATHS = {"few": (6, 3, 5, 70, 20, 20), "split": (4, 2, 3, 2100, 9, 5), "strips": (4, 2, 7, 150, 32, 64),
+         "shared": (4, 2, 36, 530, 8, 12)}
 
 
 @contextlib.contextmanager

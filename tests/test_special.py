@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from checking import DTYPES, PATHS, WANT, assert_same_bits, check_attention, dtype_of, inputs, normal
+from checking import DTYPES, PATHS, WANT, assert_same_bits, check_attention, dtype_of, inputs, normal, rearranged
 from slow import some_option
 
 import attnc
@@ -72,7 +72,8 @@ def test_values_that_are_not_finite_reach_the_rows_that_see_them(isa, path, dtyp
     kv_len = key.shape[-2]
     for j in (3, kv_len // 2, kv_len - 1):
         value[:, 0, j, j % 3] = poison
-    check_attention(query, key, value)
+    got = check_attention(query, key, value)
+    assert_same_bits(got, attnc.attention(query, rearranged(key, 2), rearranged(value, 2), want=WANT))
     check_attention(query, key, value, mask=random.random((query.shape[-2], kv_len)) < 0.5)
     check_attention(query, key, value, causal=True, softcap=3.0)
 
@@ -104,6 +105,10 @@ def test_infinite_scores(isa, q_len):
     assert not got.weights[..., 33].any() and np.isfinite(got.lse).all()
     got = check_attention(query, np.full_like(key, -np.inf), value)
     assert not got.output.any() and not got.weights.any() and (got.lse == -np.inf).all()
+    value[0, 3, 1] = np.nan
+    for sinks in (None, [0.5]):
+        assert not check_attention(query, np.full_like(key, -np.inf), value, sinks=sinks).output.any()
+    value[0, 3, 1] = 1
     got = check_attention(query, key, value, bias=np.where(np.arange(40) == 33, -np.inf, 0.0))
     assert np.isfinite(got.output).all() and not got.weights[..., 33].any()
 

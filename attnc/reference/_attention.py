@@ -184,7 +184,7 @@ def run(a: Args) -> dict[str, np.ndarray]:
     found = {"scores": scores.reshape(a.weights_shape), "weights": weights.reshape(a.weights_shape),
              "lse": lse.reshape(a.lse_shape)}
     if a.value is not None:
-        output = _sum_of_values(weights, allowed, a)
+        output = _sum_of_values(weights, allowed & (scores != -np.inf).any(-1, keepdims=True), a)  # else 0
         found["output"] = (output.swapaxes(-2, -3) if a.layout == "bnhd" else output).reshape(a.out_shape)
     return found
 
