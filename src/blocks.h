@@ -8,6 +8,7 @@ enum { SKIP, PARTIAL, FULL };        /* what a group of rows sees of a block of 
 enum { GROUP_ROWS = 6 };             /* rows of a register tile */
 enum { DIRECT_ROWS = 16 };           /* most rows that read keys and values in place, all of them as one group */
 enum { AHEAD_BYTES = 16384 };        /* keys and values in place are asked for so far before their use (8 K: 5 % slower) */
+enum { SHORT_DEPTH = 128 };          /* deepest heads whose rows take all steps at once: a strip of queries is 8 KB */
 enum { DIRECT_KEYS = 64 };           /* keys of a step of the weighted sum over values in place */
 
 static inline ix least(ix a, ix b) { return a < b ? a : b; }

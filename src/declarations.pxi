@@ -30,6 +30,7 @@ cdef extern from "tiles.h" nogil:
     enum: GROUP_ROWS
     enum: DIRECT_ROWS
     enum: DIRECT_KEYS
+    enum: SHORT_DEPTH
     enum: DOT
     enum: HAS_DOT
     enum: STRIP, ROW_KEPT, ROW_CHUNK, ROW_IN_TURN, TOGETHER
@@ -117,7 +118,7 @@ cdef extern from "tiles.h" nogil:
         double scale, softcap, c, unit
         int plain, flip, given_lse, arrays
         Py_ssize_t rows, block_q, block_k, q_blocks, k_blocks, value_stride, depth_stride, split_k, splits
-        int whole, shared, direct, strips, copied
+        int whole, shared, direct, strips, copied, brief
         Py_ssize_t group_rows
         Py_ssize_t keep
         Py_ssize_t width, pack_bytes, scratch_bytes, state_bytes
@@ -229,6 +230,7 @@ cdef extern from "tiles.h" nogil:
         void (*receive)(const Params*, Task*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*close_bin)(const Params*, Task*, Py_ssize_t) noexcept nogil
         void (*finish_keys)(const Params*, Task*, Py_ssize_t, Py_ssize_t) noexcept nogil
+        int (*attend_short)(const Params*, Task*) noexcept nogil
         void (*merge_bins)(const Params*, Task*, const double*, Py_ssize_t, Py_ssize_t) noexcept nogil
 
     const Tile TILES[3]

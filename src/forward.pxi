@@ -161,6 +161,8 @@ cdef void attend(Work* w, Task* t, int thread) noexcept nogil:
     cdef bint last
     cdef Packed kv
     cdef char* kept = <char*> t.s
+    if p.brief and w.tile.attend_short(p, t):
+        return
     w.tile.begin(p, t)
     if p.row_wants.any:
         w.tile.begin_seen(p, t)

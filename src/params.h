@@ -57,6 +57,7 @@ typedef struct {
     int copied;                  /* query rows are copied before use */
     int direct;                  /* so few rows that keys and values are read in place, */
     int strips;                  /* and so many that they fill vectors */
+    int brief;                   /* all steps of a strip of rows at once (short.h) */
     ix group_rows;               /* rows that take the steps together */
     int shared;                  /* keys and values packed once per kv head (else by the task that reads them) */
     ix keep;                     /* weights: parts (group, block) of scores a task keeps until the row sums are known */

@@ -60,6 +60,7 @@ cdef void divide(Work* w) noexcept nogil:
     p.value_stride = round_up(p.value_dim, w.tile.lanes)
     p.depth_stride = round_up(p.head_dim, w.tile.lanes)
     p.copied = queries_copied(p, w.tile)
+    p.brief = at_once(w)
     p.block_k = SIZES.most_block_k
     while p.block_k > SIZES.least_block_k and p.block_k * (p.head_dim + p.value_dim) * real > SIZES.block_bytes:
         p.block_k //= 2
@@ -166,6 +167,22 @@ cdef bint queries_copied(const Params* p, const Tile* tile) noexcept nogil:
     if tile.packed < tile.real:                            # pairs in a word
         return a.col != 2 or p.head_dim % 2 != 0
     return a.dtype != p.type or a.col != tile.real
+
+
+cdef bint at_once(const Work* w) noexcept nogil:
+    """Whether strips of rows take all steps at once: few rows and keys, all arrays in place, only the output wanted."""
+    cdef const Params* p = &w.p
+    cdef Py_ssize_t strip = most(8, w.tile.lanes)
+    return (w.mode == ATTEND and p.out.data != NULL and (p.strips or not p.direct) and p.rows <= SIZES.few_rows and p.kv_len <= DIRECT_KEYS
+            and p.head_dim <= SHORT_DEPTH and p.head_dim % w.tile.lanes == 0 and p.value_dim % strip == 0
+            and p.plain and not p.arrays and p.left < 0 and p.sinks.data == NULL and p.q_starts.data == NULL
+            and not p.copied and in_place(p, &p.key) and in_place(p, &p.value) and in_place(p, &p.out)
+            and p.lse.data == NULL and p.weights.data == NULL and p.scores.data == NULL and not p.row_wants.any)
+
+
+cdef bint in_place(const Params* p, const Array* a) noexcept nogil:
+    """Whether rows of the array are what is computed with, without gaps."""
+    return a.dtype == p.type and a.col == (8 if p.type == F64 else 4)
 
 
 cdef Py_ssize_t rows_of_a_task(const Work* w) noexcept nogil:

@@ -27,6 +27,7 @@ INLINE REAL T(exp2_one)(REAL t) { return V(exp2)(V(set1)(t))[0]; }
 #include "direct_dot.h"
 #endif
 #include "results.h"
+#include "short.h"
 #include "rowstats.h"
 #include "keystats.h"
 #include "softmax.h"

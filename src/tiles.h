@@ -52,6 +52,7 @@ typedef struct {
     void (*softmax)(const Params *, Task *, ix, ix, ix);
     void (*values)(const Params *, Task *, ix, ix, ix, Packed);
     void (*values_direct)(const Params *, Task *, ix, ix);
+    int (*attend_short)(const Params *, Task *);
     void (*finish)(const Params *, Task *, ix, ix);
     void (*store_kept)(const Params *, Task *, ix, ix, ix);
     void (*store_again)(const Params *, Task *, ix, ix, ix);
@@ -82,7 +83,7 @@ typedef struct {
 #define TILE(type, real, lanes, packed, step) { \
     sizeof(real), lanes * TILE_VECTORS, lanes, packed, begin_##step, pack_##step, classify_##type, scores_##step, \
     scores_direct_##step, finish_scores_##type, softmax_##step, values_##step, values_direct_##step, \
-    finish_##type, store_kept_##type, \
+    attend_short_##type, finish_##type, store_kept_##type, \
     store_again_##type, store_under_lse_##type, store_scores_##type, save_state_##type, merge_state_##type, save_row_stats_##type, \
     load_row_stats_##type, load_lse_##type, weigh_##type, softmax_rows_##type, softmax_strips_##type, softmax_backward_rows_##type, \
     begin_seen_##type, see_scores_##type, see_weights_##type, finish_seen_##type, load_norm_##type, clear_keys_##type, \
