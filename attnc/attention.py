@@ -135,7 +135,8 @@ def _result(name: str, a) -> np.ndarray:
 
 def attention_scores(query, key, *, stage="masked", mask=None, key_mask=None, bias=None, causal=False, window=None,
                      q_offset=None, scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None,
-                     k_segments=None, q_lengths=None, kv_lengths=None, layout="bhnd", num_threads=None) -> np.ndarray:
+                     k_segments=None, q_lengths=None, kv_lengths=None, layout="bhnd", out=None, num_threads=None,
+                     ) -> np.ndarray:
     """Scores of every query with every key: how well they match, before the softmax.
 
     Parameters
@@ -148,6 +149,8 @@ def attention_scores(query, key, *, stage="masked", mask=None, key_mask=None, bi
     mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
 q_lengths, kv_lengths, layout, num_threads
         As in `attention`. Sinks appear in no stage.
+    out : array, optional
+        Receives the scores: exact shape and dtype, no memory shared with an input.
 
     Returns
     -------
@@ -168,20 +171,21 @@ q_lengths, kv_lengths, layout, num_threads
     a = attention_args(
         query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
         scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
-        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads,
-        stage=stage)
+        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, out=out,
+        num_threads=num_threads, stage=stage, gives="scores")
     if stage != "masked":
         a.mask = a.key_mask = a.bias = a.alibi_slopes = a.window = a.q_segments = a.k_segments = None
         a.causal = False
         a.softcap = a.softcap if stage == "capped" else None
-    scores = np.empty(a.weights_shape, a.acc)
+    scores = np.empty(a.weights_shape, a.acc) if out is None else out
     _call.run(_call.SCORES, a, scores=scores, scale=1.0 if stage == "raw" else None)
     return scores
 
 
 def attention_weights(query, key, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
                       scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
-                      q_lengths=None, kv_lengths=None, layout="bhnd", lse=None, num_threads=None) -> np.ndarray:
+                      q_lengths=None, kv_lengths=None, layout="bhnd", lse=None, out=None, num_threads=None,
+                      ) -> np.ndarray:
     """The weights of `attention` for every row and key: each key's share of the row.
 
     Parameters
@@ -194,6 +198,9 @@ q_lengths, kv_lengths, layout, num_threads
     lse : float array (..., q_heads, q_len) or (q_len,), optional
         The lse of each row over more keys than these, from ``attention(..., want="lse")``, `merge_states` or
         `AttentionState`: gives these keys their exact weights among all, ``exp(score - lse)``. It holds the sinks.
+    out : array, optional
+        Receives the weights: exact shape and dtype, no memory shared with an input. Memory that is used again is
+        faster than new memory.
 
     Returns
     -------
@@ -217,9 +224,10 @@ q_lengths, kv_lengths, layout, num_threads
     a = attention_args(
         query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
         scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
-        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads)
+        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, out=out,
+        num_threads=num_threads, gives="weights")
     given = None if lse is None else check_lse(lse, a)
-    weights = np.empty(a.weights_shape, a.dtype)
+    weights = np.empty(a.weights_shape, a.dtype) if out is None else out
     _call.run(_call.ATTEND if given is None else _call.WEIGHTS, a, lse=given, weights=weights)
     return weights
 

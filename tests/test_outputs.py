@@ -5,6 +5,7 @@ import pytest
 from checking import DTYPES, PATHS, assert_same_bits, inputs
 
 import attnc
+from attnc import reference
 
 GUARD = 0xA5
 
@@ -49,6 +50,42 @@ def test_attention(isa, strides, path, layout, dtype, seed):
     assert attnc.attention(*arrays, out=out, **options) is out
     assert_same_bits(out, wanted)
     assert untouched(buffer, out)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("strides", STRIDES)
+def test_scores_and_weights(isa, strides, path, dtype, seed):
+    query, key, _ = inputs(np.random.default_rng(seed), (2,), *PATHS[path], dtype=dtype)
+    options = dict(causal=True, kv_lengths=[0, key.shape[-2]])
+    lse = attnc.attention(query, key, key, want="lse", **options).lse
+    steps, order = STRIDES[strides]
+    for function, more in (
+            (attnc.attention_scores, {}), (attnc.attention_scores, {"stage": "raw"}), (attnc.attention_weights, {}),
+            (attnc.attention_weights, {"lse": lse})):
+        wanted = function(query, key, **options, **more)
+        buffer, out = guarded(wanted.shape, wanted.dtype, steps, order)
+        assert function(query, key, out=out, **options, **more) is out
+        assert_same_bits(out, wanted)
+        assert untouched(buffer, out)
+
+
+@pytest.mark.parametrize("module", [attnc, reference])
+def test_out_of_scores_and_weights_is_checked_before_any_work(module):
+    query, key = np.zeros((2, 3, 4), np.float16), np.zeros((2, 5, 4), np.float16)
+    with pytest.raises(ValueError, match=r"out has shape \(2, 3, 4\); wanted \(2, 3, 5\)"):
+        module.attention_weights(query, key, out=np.zeros((2, 3, 4), np.float16))
+    with pytest.raises(TypeError, match="out has dtype float32; wanted float16"):
+        module.attention_weights(query, key, out=np.zeros((2, 3, 5), np.float32))
+    with pytest.raises(TypeError, match="out has dtype float16; wanted float32"):
+        module.attention_scores(query, key, out=np.zeros((2, 3, 5), np.float16))
+    weights = np.zeros((1, 1, 1), np.float32)
+    with pytest.raises(ValueError, match="out shares memory with lse"):
+        module.attention_weights(query[:1, :1].astype("f4"), key[:1, :1].astype("f4"), lse=weights[..., 0], out=weights)
+    scores = np.zeros((2, 3, 5), np.float32)
+    assert module.attention_scores(query + 1, key + 1, out=scores) is scores and (scores == 2).all()
+    weights = np.zeros((2, 3, 5), np.float16)
+    assert module.attention_weights(query, key, out=weights) is weights and (weights == np.float16(0.2)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -44,9 +44,11 @@ class Args:
 
 def attention_args(query, key, value, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
                    scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
-                   q_lengths=None, kv_lengths=None, layout="bhnd", want=(), out=None, num_threads=None, stage="masked"):
+                   q_lengths=None, kv_lengths=None, layout="bhnd", want=(), out=None, num_threads=None, stage="masked",
+                   gives="output"):
     """Check everything and return it as `Args`; `value` is None where a function has none.
 
+    `gives` is what `out` receives: ``"output"``, ``"scores"`` or ``"weights"``.
     The tests for None keep a call without options cheap: this runs before every attention, however small.
     """
     a = Args()
@@ -73,7 +75,8 @@ def attention_args(query, key, value, mask=None, key_mask=None, bias=None, causa
         scalars.check_choice("stage", stage, scalars.STAGES)
     a.out = out
     if out is not None:
-        check_out(out, a.out_shape, a.dtype, dict(
+        shape = a.out_shape if gives == "output" else a.weights_shape
+        check_out(out, shape, a.acc if gives == "scores" else a.dtype, dict(
             query=query, key=key, value=value, mask=mask, key_mask=key_mask, bias=bias, q_offset=q_offset,
             alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments, k_segments=k_segments,
             q_lengths=q_lengths, kv_lengths=kv_lengths))

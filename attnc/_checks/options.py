@@ -7,6 +7,7 @@ import numbers
 import numpy as np
 
 from .arrays import as_array, check_fits, describe, float_array, native_floats, saturated
+from .output import check_apart
 from .scalars import MAX_OFFSET, integer
 
 INT64 = np.dtype(np.int64)
@@ -78,11 +79,13 @@ def check_lse(lse, a) -> np.ndarray:
     """The given lse of each row, contiguous in the accumulation dtype; -inf for rows of padding: they see nothing."""
     if a.sinks is not None:
         raise ValueError("sinks were given with lse; wanted one of them: the lse of a row holds its sink already")
-    lse = saturated(float_array("lse", lse), a.acc)
+    given, lse = lse, saturated(float_array("lse", lse), a.acc)
     axes = "(q_len,)" if a.two_d else "(batch..., q_heads, q_len)"
     check_fits("lse", lse.shape, a.lse_shape, axes, exact=len(a.lse_shape))
     if a.q_lengths is not None:
         lse = np.where(np.arange(a.q_len) < a.q_lengths[..., None, None], lse, a.acc.type(-np.inf)).reshape(lse.shape)
+    if a.out is not None:
+        check_apart(a.out, {"lse": given})
     return np.ascontiguousarray(lse)
 
 

@@ -30,6 +30,11 @@ def check_out(out, shape: tuple, dtype: np.dtype, inputs: dict, in_place: str | 
             stride == 0 and length > 1 for stride, length in zip(out.strides, out.shape, strict=True)):
         raise ValueError(f"out has strides {out.strides} for shape {shape}: elements share memory; "
                          "wanted an array with a place for each element")
+    check_apart(out, inputs, in_place)
+
+
+def check_apart(out: np.ndarray, inputs: dict, in_place: str | None = None) -> None:
+    """Raise if `out` shares memory with one of `inputs`, but for that named `in_place`, if it is the same elements."""
     for name, x in inputs.items():
         if x is None or (x is out and name == in_place):
             continue

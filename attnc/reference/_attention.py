@@ -98,7 +98,8 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
 
 def attention_weights(query, key, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
                       scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
-                      q_lengths=None, kv_lengths=None, layout="bhnd", lse=None, num_threads=None) -> np.ndarray:
+                      q_lengths=None, kv_lengths=None, layout="bhnd", lse=None, out=None, num_threads=None,
+                      ) -> np.ndarray:
     """The weights of `attention`, for every row and key: the definition of `attnc.attention_weights`.
 
     Parameters
@@ -110,6 +111,8 @@ q_lengths, kv_lengths, layout, num_threads
         As in `attention`.
     lse : float array (..., q_heads, q_len) or (q_len,), optional
         The lse of each row over more keys than these: the weights are ``exp(score - lse)``. It holds the sinks.
+    out : array, optional
+        Receives the weights: exact shape and dtype, no memory shared with an input.
 
     Returns
     -------
@@ -130,10 +133,15 @@ q_lengths, kv_lengths, layout, num_threads
     a = attention_args(
         query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
         scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
-        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads)
+        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, out=out,
+        num_threads=num_threads, gives="weights")
     with np.errstate(all="ignore"):
         weights = run(a)["weights"] if lse is None else weights_under(check_lse(lse, a), a)
-        return weights.astype(a.dtype)
+        weights = weights.astype(a.dtype)
+    if out is None:
+        return weights
+    out[...] = weights
+    return out
 
 
 def weighted_sum(weights, value, *, out=None, num_threads=None) -> np.ndarray:

@@ -11,7 +11,8 @@ from .._checks.arrays import saturated
 
 def attention_scores(query, key, *, stage="masked", mask=None, key_mask=None, bias=None, causal=False, window=None,
                      q_offset=None, scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None,
-                     k_segments=None, q_lengths=None, kv_lengths=None, layout="bhnd", num_threads=None) -> np.ndarray:
+                     k_segments=None, q_lengths=None, kv_lengths=None, layout="bhnd", out=None, num_threads=None,
+                     ) -> np.ndarray:
     """Scores of every query with every key: the definition of `attnc.attention_scores`.
 
     Parameters
@@ -24,6 +25,8 @@ def attention_scores(query, key, *, stage="masked", mask=None, key_mask=None, bi
     mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
 q_lengths, kv_lengths, layout, num_threads
         As in `attention`. Sinks appear in no stage.
+    out : array, optional
+        Receives the scores: exact shape and dtype, no memory shared with an input.
 
     Returns
     -------
@@ -44,14 +47,18 @@ q_lengths, kv_lengths, layout, num_threads
     a = attention_args(
         query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
         scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
-        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads,
-        stage=stage)
+        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, out=out,
+        num_threads=num_threads, stage=stage, gives="scores")
     with np.errstate(all="ignore"):
         if stage == "masked":
             scores = masked_scores(a, masks.allowed(a))
         else:
             scores = np.where(masks.within_lengths(a), unmasked_scores(a, stage), a.acc.type(-np.inf))
-    return scores.reshape(a.weights_shape)
+    scores = scores.reshape(a.weights_shape)
+    if out is None:
+        return scores
+    out[...] = scores
+    return out
 
 
 def unmasked_scores(a: Args, stage: str) -> np.ndarray:
