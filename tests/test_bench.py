@@ -187,7 +187,7 @@ def test_every_limit_is_measured():
     result = runner.run(TINY, contenders={"attnc": peers.CONTENDERS["attnc"]}, threads=2, rounds=2)
     assert_schema(result)
     names = [case["limit"]["name"] if "limit" in case else None for case in result["cases"]]
-    assert names == ["fma", "read", "weights", "read", "fma", "plain", None, None, "fma", "fma"]
+    assert names == ["fma", "read", "weights", "read", "fma", "plain", None, None, "fma", "fma", "weights"]
     assert all(case["limit"]["busy"] > 0 for case in result["cases"] if "limit" in case)
     assert {"plain", "fill", "fill_again"} <= result["cases"][2]["limit"].keys()
     assert "1.3 x filling" in "\n".join(report.notes(result))
@@ -203,9 +203,10 @@ def assert_schema(result):
                  "bytes"}
     softmax, weighted = {"shape", "axis", "bytes"}, {"q_heads", "kv_heads", "q_len", "kv_len", "value_dim", "flops"}
     gradients = attention - {"options", "bytes"}
+    dense = {"batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim"}
     always = {"name", "regime", "dtype", "contenders", "disturbed"}
     for case in result["cases"]:
-        assert set(case) - always - {"limit", "share"} in (attention, softmax, weighted, gradients)
+        assert set(case) - always - {"limit", "share"} in (attention, softmax, weighted, gradients, dense)
         assert always <= set(case) and ("limit" in case) == ("share" in case)
         if "limit" in case:
             assert {"name", "unit", "work", "rate"} <= set(case["limit"]) and case["limit"]["rate"] > 0

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from attnc.bench.dense import DenseWeights
 from attnc.bench.gradients import Gradients
 from attnc.bench.links import SHORT, Softmax, WeightedSum
 from attnc.testing import Case
@@ -109,6 +110,8 @@ REGIMES = {
         case(1, 12, 512, 512, 64, want=("weights",)),
         case(1, 16, 4096, 4096, 64, want=("weights",)),
         case(8, 12, 197, 197, 64, want=("weights",)),
+        DenseWeights(case(1, 12, 512, 512, 64)), DenseWeights(case(1, 16, 4096, 4096, 64)),
+        DenseWeights(case(8, 12, 197, 197, 64)),
     ),
     "softmax": (
         Softmax((1024, 64)), Softmax((128, 1024)), Softmax((128, 1024), dtype="float64"),
@@ -143,7 +146,7 @@ SETS = {
         case(1, 2, 40, 40, 8, causal=True, window=(3, 0)),
         DrawnCase("f32 1,2,20,24,8 bias a head", 1, 2, 2, 20, 24, 8, drawn="bias", per_head=True),
         Softmax((6, 50)), Softmax((40, 7), axis=0, dtype="float64"), WeightedSum(4, 2, 9, 11, 8),
-        Gradients(case(1, (4, 2), 9, 9, 8, causal=True)),
+        Gradients(case(1, (4, 2), 9, 9, 8, causal=True)), DenseWeights(case(1, 2, 6, 6, 8)),
     ),
 }
 

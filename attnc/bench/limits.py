@@ -7,6 +7,7 @@ import numpy as np
 import attnc
 from attnc._isa import kernels
 from attnc.bench.cases import MEMORY_BYTES, DrawnCase, reads, wanted
+from attnc.bench.dense import DenseWeights
 from attnc.bench.links import Softmax
 from attnc.bench.timing import calibrate, seconds_per_call
 
@@ -82,10 +83,15 @@ class Plain:
 class Weights(Plain):
     """The time the weights may take: 1.1 times the call without them and 1.3 times filling such an array: calls/s.
 
-    The array is a new one, as it is for every call that returns weights; `fill_again` is the same array once more.
+    The array is a new one, as it is for every call that returns weights; `fill_again` is the same array once more,
+    which counts where the memory of the weights is used again.
     """
 
     name = "weights"
+
+    def __init__(self, case, arrays, options, threads):
+        super().__init__(getattr(case, "case", case), arrays, options, threads)
+        self.again = isinstance(case, DenseWeights)
 
     def allowed(self, plain: float) -> dict:
         fills = []
@@ -93,7 +99,8 @@ class Weights(Plain):
             array = np.empty((self.case.batch, self.case.q_heads, self.case.q_len, self.case.kv_len), self.dtype)
             fills.append((kernels.fill(array, self.threads), kernels.fill(array, self.threads)))
         fill, again = min(fills)
-        return {"rate": 1 / (1.1 * plain + 1.3 * fill), "fill": fill, "fill_again": again}
+        rate = 1 / (1.1 * plain + 1.3 * (again if self.again else fill))
+        return {"rate": rate, "fill": fill, "fill_again": again}
 
 
 class Streaming:
@@ -118,6 +125,6 @@ def limit_for(case, options):
         return Streaming if case.reads else None
     if isinstance(case, DrawnCase):
         return Plain
-    if "weights" in wanted(options):
+    if isinstance(case, DenseWeights) or "weights" in wanted(options):
         return Weights
     return Reading if reads(case) else Arithmetic

@@ -4,8 +4,8 @@ LIMITS = {
     "fma": "Limit \"fma\": the peak of multiply-and-adds; for bfloat16 that of its dot products where there are any.",
     "read": "Limit \"read\": the bandwidth of reading memory. Each call takes the next of so many copies of its inputs "
             "that no cache holds them.",
-    "weights": "Limit \"weights\": 1.1 x the same call without weights + 1.3 x filling a new array of their shape; "
-               "100% or more is within it.",
+    "weights": "Limit \"weights\": 1.1 x the same call without weights + 1.3 x filling an array of their shape, new "
+               "or used again as theirs is; 100% or more is within it.",
     "plain": "Limit \"plain\": 1.15 x the same call without the mask, 1.25 x without the bias; 100% or more is within "
              "it.",
     "stream": "Limit \"stream\": copying the input past the caches, after one more reading where a row is longer than "
