@@ -163,6 +163,7 @@ cdef extern from "tiles.h" nogil:
         const void** q_rows
         void* q
         void* strips
+        void* wide
         void* s
         uint16_t* halves
         void* o

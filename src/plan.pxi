@@ -170,13 +170,13 @@ cdef bint queries_copied(const Params* p, const Tile* tile) noexcept nogil:
 
 
 cdef bint at_once(const Work* w) noexcept nogil:
-    """Whether strips of rows take all steps at once: few rows and keys, all arrays in place, only the output wanted."""
+    """Whether strips of rows take all steps at once: few rows and keys, no options, only the output wanted."""
     cdef const Params* p = &w.p
     cdef Py_ssize_t strip = most(8, w.tile.lanes)
     return (w.mode == ATTEND and p.out.data != NULL and (p.strips or not p.direct) and p.rows <= SIZES.few_rows and p.kv_len <= DIRECT_KEYS
             and p.head_dim <= SHORT_DEPTH and p.head_dim % w.tile.lanes == 0 and p.value_dim % strip == 0
             and p.plain and not p.arrays and p.left < 0 and p.sinks.data == NULL and p.q_starts.data == NULL
-            and not p.copied and in_place(p, &p.key) and in_place(p, &p.value) and in_place(p, &p.out)
+            and p.q_lengths.data == NULL and p.key_scale.data == NULL and w.tile.packed == w.tile.real
             and p.lse.data == NULL and p.weights.data == NULL and p.scores.data == NULL and not p.row_wants.any)
 
 
@@ -229,6 +229,8 @@ cdef Py_ssize_t lay_out(const Work* w, char* scratch, Task* t) noexcept nogil:
     cdef char* at = scratch
     t.q = cut(&at, rows * p.depth_stride * real if p.copied else 0)
     t.strips = cut(&at, p.group_rows * p.depth_stride * real if p.strips else 0)
+    t.wide = cut(&at, p.kv_len * (p.head_dim + p.value_dim) * real if p.brief and not (
+        in_place(p, &p.key) and in_place(p, &p.value)) else 0)
     t.s = cut(&at, most(p.keep, 1) * group * real)
     t.o = cut(&at, sums)
     t.apart_o = cut(&at, sums)

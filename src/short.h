@@ -5,22 +5,37 @@
  * order, and has their bits. 16 rows, 16 keys and depth 32: 2350 cycles a head by the other steps, 1370 so, of which the
  * products are 520. */
 
+/* Rows of n elements as the products read them: in place, or widened. */
+typedef struct { const char *at; ix row; } T(Rows);
+
+static T(Rows) T(short_rows)(const Array *a, const char *src, ix n, ix rows, REAL *wide) {
+    if (a->dtype == NATIVE && a->col == (ix)sizeof(REAL)) return (T(Rows)){src, a->row};
+    for (ix i = 0; i < rows; i++) T(load_row)(src + i * a->row, a->col, a->dtype, n, wide + i * n);
+    return (T(Rows)){(const char *)wide, n * (ix)sizeof(REAL)};
+}
+
 /* The stream of rows from `at`. */
-INLINE Ahead T(rows_at)(const Array *a, const char *at, ix n) {
-    const ix bytes = n * (ix)sizeof(REAL);
+static Ahead T(rows_at)(const Array *a, const char *at, ix n) {
+    const ix bytes = n * T(element_size)(a->dtype);
     return (Ahead){at, at + bytes, a->row, a->row - bytes};
 }
 
 /* Queries r0 .. of the task side by side, [depth][row]; behind the last one its own row stands in. */
 INLINE void T(lay_short)(const Params *p, const Task *t, ix r0, REAL *dst) {
-    const ix next = p->group * p->query.head;
+    const ix next = p->group * p->query.head, size = T(element_size)(p->query.dtype);
+    const REAL *x[T(STRIP)];
+    const char *row[T(STRIP)];
+    for (ix i = 0; i < T(STRIP); i++) {
+        ix r = least(r0 + i, t->rows - 1);
+        row[i] = T(row_pointer)(t, &p->query, (char *)t->query, r);
+        x[i] = p->copied ? T(query_row)(p, row[i], P_(q) + r * p->depth_stride) : (const REAL *)row[i];
+    }
     for (ix i = 0; i < T(STRIP); i += LANES)
         for (ix d = 0; d < p->head_dim; d += LANES) {
             VEC square[LANES];
             UNROLL for (int k = 0; k < LANES; k++) {
-                const char *row = T(row_pointer)(t, &p->query, (char *)t->query, least(r0 + i + k, t->rows - 1));
-                square[k] = V(loadu)((const REAL *)row + d);
-                __builtin_prefetch(row + next + d * (ix)sizeof(REAL));
+                square[k] = V(loadu)(x[i + k] + d);
+                __builtin_prefetch(row[i + k] + next + d * size);
             }
             V(transpose)(square);
             UNROLL for (int k = 0; k < LANES; k++) V(store)(dst + (d + k) * T(STRIP) + i, square[k]);
@@ -28,13 +43,13 @@ INLINE void T(lay_short)(const Params *p, const Task *t, ix r0, REAL *dst) {
 }
 
 /* Scores [key][row] of a strip with the first `columns` keys, -inf where a row sees less than these, and each row's maximum. */
-INLINE void T(short_scores)(const Params *p, const Task *t, const REAL *q, ix columns, const VEC *stop, int full, Ahead ahead,
+INLINE void T(short_scores)(const Params *p, T(Rows) keys, const REAL *q, ix columns, const VEC *stop, int full, Ahead ahead,
                             REAL *s, VEC *peak) {
     enum { VECTORS = T(STRIP) / LANES };
     REAL line[LANES * SHORT_DEPTH] __attribute__((aligned(64)));
     for (ix j = 0; j < columns; j += LANES) {
-        ix row = p->key.row, valid = least(LANES, columns - j);
-        const char *k = t->key + j * row;
+        ix row = keys.row, valid = least(LANES, columns - j);
+        const char *k = keys.at + j * row;
         if (valid < LANES) {
             for (ix i = 0; i < LANES; i++) memcpy(line + i * p->head_dim, k + least(i, valid - 1) * row, p->head_dim * sizeof(REAL));
             k = (const char *)line;
@@ -80,18 +95,19 @@ INLINE void T(short_softmax)(const Params *p, ix columns, const VEC *peak, REAL 
 }
 
 /* The output of rows r0 .. stop of a strip; 0 where a sum is not finite, or an entry of a value as large as those kept apart. */
-INLINE int T(short_values)(const Params *p, const Task *t, ix r0, ix rows, ix columns, const REAL *w, const REAL *inverse,
+INLINE int T(short_values)(const Params *p, const Task *t, T(Rows) values, ix r0, ix rows, ix columns, const REAL *w, const REAL *inverse,
                           Ahead ahead) {
     enum { VECTORS = T(STRIP) / LANES };
+    const int whole = T(whole_out)(p);
     VEC large = V(set1)(0);
     VINT odd = {0}, none = {0};
     for (ix c = 0; c < p->value_dim; c += T(STRIP))
         for (ix i0 = 0; i0 < rows; i0 += LANES) {
-            const char *at = (const char *)(w + i0), *v = t->value + c * (ix)sizeof(REAL);
+            const char *at = (const char *)(w + i0), *v = values.at + c * (ix)sizeof(REAL);
             VEC sum[LANES][VECTORS];
             UNROLL for (int i = 0; i < LANES; i++)
                 UNROLL for (int k = 0; k < VECTORS; k++) sum[i][k] = V(set1)(0);
-            for (ix j = 0; j < columns; j++, v += p->value.row, at += T(STRIP) * sizeof(REAL)) {
+            for (ix j = 0; j < columns; j++, v += values.row, at += T(STRIP) * sizeof(REAL)) {
                 VEC x[VECTORS];
                 fetch(&ahead, 64);
                 UNROLL for (int k = 0; k < VECTORS; k++) {
@@ -102,13 +118,16 @@ INLINE int T(short_values)(const Params *p, const Task *t, ix r0, ix rows, ix co
             }
             UNROLL for (int i = 0; i < LANES; i++) {
                 if (i0 + i >= rows) break;
-                REAL *dst = (REAL *)T(row_pointer)(t, &p->out, t->out, r0 + i0 + i) + c;
+                const ix r = r0 + i0 + i;
+                REAL *dst = (whole ? (REAL *)T(row_pointer)(t, &p->out, t->out, r) : P_(o) + r * p->value_stride) + c;
                 UNROLL for (int k = 0; k < VECTORS; k++) {
                     odd |= ~(sum[i][k] - sum[i][k] == 0);
                     V(storeu)(dst + k * LANES, sum[i][k] * V(set1)(inverse[i0 + i]) + V(set1)(0));
                 }
             }
         }
+    for (ix r = r0; r < r0 + rows && !whole; r++)
+        T(store_row)(P_(o) + r * p->value_stride, p->value_dim, T(row_pointer)(t, &p->out, t->out, r), p->out.col, p->out.dtype);
     odd |= ~(large < V(set1)(APART));
     return !memcmp(&odd, &none, sizeof none);
 }
@@ -119,22 +138,26 @@ static int T(attend_short)(const Params *p, Task *t) {
     REAL q[SHORT_DEPTH * T(STRIP)] __attribute__((aligned(64))), s[DIRECT_KEYS * T(STRIP)] __attribute__((aligned(64)));
     REAL inverse[T(STRIP)] __attribute__((aligned(64))), stops[T(STRIP)] __attribute__((aligned(64)));
     const Ahead quiet = {0};
+    const ix keys = least(p->kv_len, t->lengths.kv_length);
+    REAL *wide = t->wide;
+    const T(Rows) key = T(short_rows)(&p->key, t->key, p->head_dim, keys, wide);
+    const T(Rows) value = T(short_rows)(&p->value, t->value, p->value_dim, keys, wide + p->kv_len * p->head_dim);
     for (ix r0 = 0; r0 < t->rows; r0 += T(STRIP)) {
         ix rows = least(T(STRIP), t->rows - r0), columns = 0, fewest = DIRECT_KEYS;
         VEC peak[VECTORS], stop[VECTORS];
         for (ix i = 0; i < T(STRIP); i++) {
-            ix keys = i < rows ? t->row[r0 + i].stop : 0;
-            columns = most(columns, keys);
-            if (i < rows) fewest = least(fewest, keys);
-            stops[i] = (REAL)keys;
+            ix sees = i < rows ? t->row[r0 + i].stop : 0;
+            columns = most(columns, sees);
+            if (i < rows) fewest = least(fewest, sees);
+            stops[i] = (REAL)sees;
         }
         UNROLL for (int v = 0; v < VECTORS; v++) peak[v] = V(set1)(-INFINITY), stop[v] = V(load)(stops + v * LANES);
         T(lay_short)(p, t, r0, q);
         const Ahead values = r0 ? quiet : T(rows_at)(&p->value, t->value, p->value_dim);
-        const Ahead keys = r0 ? quiet : T(rows_at)(&p->key, t->key + p->key.head, p->head_dim);      /* of the next head */
-        T(short_scores)(p, t, q, columns, stop, fewest >= columns, values, s, peak);
+        const Ahead next = r0 ? quiet : T(rows_at)(&p->key, t->key + p->key.head, p->head_dim);      /* of the next head */
+        T(short_scores)(p, key, q, columns, stop, fewest >= columns, values, s, peak);
         T(short_softmax)(p, columns, peak, s, inverse);
-        if (!T(short_values)(p, t, r0, rows, columns, s, inverse, keys)) return 0;
+        if (!T(short_values)(p, t, value, r0, rows, columns, s, inverse, next)) return 0;
     }
     return 1;
 }

@@ -30,6 +30,7 @@ typedef struct {
     const void **q_rows;                 /* [row] where the query is */
     void *q;                             /* [row][head_dim] copies */
     void *strips;                        /* [strip][head_dim][strip's rows] copies, where rows are the lanes of vectors */
+    void *wide;                          /* [key][head_dim], [key][value_dim] copies of short heads that are not REAL in place */
     void *s;                             /* [group's row][width] scores, then weights; with keep: [group][block] of these */
     uint16_t *halves;                    /* [group's row][width] weights rounded to bfloat16, where products take pairs of them */
     void *o;                             /* [row][value_stride] sum of weighted values */
