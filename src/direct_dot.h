@@ -55,8 +55,8 @@ static void copy_halves(const char *v, const Array *a, ix keys, ix n, uint16_t *
 }
 
 /* As values_guarded of direct.h, where subnormal values too are added key by key. */
-static void pairs_guarded(const Params *p, Task *t, ix first, ix stop, ix block, ix from, ix keys, ix start,
-                          const float *alpha) {
+static __attribute__((noinline, cold)) void pairs_guarded(const Params *p, Task *t, ix first, ix stop, ix block, ix from, ix keys,
+                                                          ix start, const float *alpha) {
     const Array *a = &p->value;
     const ix width = TILE_VECTORS * VF;
     ix n_apart = 0;
