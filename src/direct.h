@@ -91,7 +91,7 @@ INLINE void T(direct_keys)(const int dtype, int copied, const Params *p, Task *t
     const ix depth = dtype == PAIRS ? p->head_dim / 2 : p->depth_stride, each = rows_of_tile(n);
     const char *keys = t->key + block * p->block_k * a->row, *k[LANES];
     const REAL *const *q_rows = (const REAL *const *)t->q_rows;
-    Ahead ahead = ahead_of(a, p->head_dim * T(element_size)(a->dtype), keys, t->from), quiet = {0};
+    Ahead ahead = ahead_of(a, p->head_dim * T(element_size)(a->dtype), keys, t->from, 0), quiet = {0};
     for (ix j = t->from; j < t->to; j += LANES) {
         ix valid = least(LANES, t->columns - j);
         const char *key = keys + j * a->row;
@@ -134,27 +134,27 @@ static void T(scores_direct)(const Params *p, Task *t, ix n, ix block) {
 INLINE int T(sum_rows)(const int dtype, const int rows, const int vectors, const REAL *w, ix w_stride, const char *v, ix v_stride,
                        Ahead *ahead, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     const ix size = T(element_size)(dtype);
-    VEC sum[GROUP_ROWS][TILE_VECTORS];
+    VEC sum[TALL_ROWS][TILE_VECTORS], odd = V(set1)(0);
     Ahead near = *ahead;
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(set1)(0);
     for (ix j = 0; j < keys; j++, v += v_stride) {
         VEC value[TILE_VECTORS];
         UNROLL for (int i = 0; i < vectors; i++) value[i] = T(load_as)(dtype, v + i * LANES * size);
-        fetch(&near, vectors * LANES * size);
+        if (rows > GROUP_ROWS && near.half) fetch(&near, vectors * LANES * size / 2);
+        else fetch(&near, vectors * LANES * size);
         UNROLL for (int r = 0; r < rows; r++) {
             VEC x = V(set1)(w[r * w_stride + j]);
             UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = V(fma)(x, value[i], sum[r][i]);
         }
     }
     *ahead = near;
-    VINT odd = {0}, none = {0};
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) {
             sum[r][i] = V(fma)(V(set1)(alpha[r]), V(load)(o + r * o_stride + i * LANES), sum[r][i]);
-            odd |= ~(sum[r][i] - sum[r][i] == 0);
+            odd += sum[r][i] - sum[r][i];
         }
-    if (memcmp(&odd, &none, sizeof none)) return 0;
+    if (!T(all_zero)(odd)) return 0;
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) V(store)(o + r * o_stride + i * LANES, sum[r][i]);
     return 1;
@@ -167,7 +167,9 @@ INLINE int T(sum_vectors)(const int dtype, const int rows, ix vectors, const REA
                           Ahead *ahead, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     int fine = 1;
 #define TILE(vectors) fine = T(sum_rows)(dtype, rows, vectors, w, w_stride, v, v_stride, ahead, keys, alpha, o, o_stride)
-    if (dtype == NATIVE) VECTOR_CASES(TILE)
+    if (rows > GROUP_ROWS && (dtype != NATIVE || vectors == TALL_VECTORS)) TILE(TALL_VECTORS);
+    else if (rows > GROUP_ROWS) TILE(1);
+    else if (dtype == NATIVE) VECTOR_CASES(TILE)
     else TILE(TILE_VECTORS);
 #undef TILE
     return fine;
@@ -177,7 +179,7 @@ static int T(sum_direct)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride
                          ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     int fine = 1;
 #define ROWS(rows) fine = T(sum_vectors)(kind, rows, vectors, w, w_stride, v, v_stride, ahead, keys, alpha, o, o_stride)
-#define KIND(type) { const int kind = type; ROW_CASES(n, ROWS) break; }
+#define KIND(type) { const int kind = type; SUM_CASES(n, ROWS) break; }
     DTYPE_CASES(KIND)
 #undef KIND
 #undef ROWS
@@ -216,25 +218,14 @@ static __attribute__((noinline, cold)) void T(values_guarded)(const Params *p, T
     }
 }
 
-/* A step of values_direct in strips, one vector of columns after the other; a share of the next step is asked for by each. */
-static void T(sum_strips)(const Params *p, Task *t, ix n, ix block, ix from, ix keys, const REAL *w, ix w_stride, const char *v,
-                          const REAL *alpha) {
-    const ix row = p->value.row, vectors = p->value_dim / LANES, bytes = LANES * sizeof(REAL);
-    for (ix c = 0; c < vectors; c++) {
-        T(Next) next = T(next_rows)(v + (DIRECT_KEYS + c * DIRECT_KEYS / vectors) * row, row, vectors, bytes);
-        REAL *o = P_(o) + c * LANES;
-        if (!T(sum_strip)(n, (const char *)w, w_stride * (ix)sizeof(REAL), v + c * bytes, row, keys, next, alpha, o, p->value_stride))
-            T(values_guarded)(p, t, 0, n, block, from, keys, c, alpha);
-    }
-}
-
 /* o = o * alpha + weights @ values in steps of DIRECT_KEYS keys counted from key 0: a step's values stay in L1 while the
  * chunks of their columns, and the register tiles of rows, are taken in turn. The factor of an int8 value goes to its weight. */
 static void T(values_direct)(const Params *p, Task *t, ix n, ix block) {
     const Array *a = &p->value;
     const char *values = t->value + block * p->block_k * a->row;
     const REAL *alpha = P_(alpha), ones[DIRECT_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    const ix each = rows_of_tile(n);
+    const ix each = rows_of_sums(n);
+    const int twice = n - each > GROUP_ROWS;
     REAL scaled[DIRECT_ROWS * DIRECT_KEYS];
     Ahead quiet = {0};
     int copied, dtype = T(direct_dtype)(a, p->value_dim, &copied);
@@ -250,11 +241,7 @@ static void T(values_direct)(const Params *p, Task *t, ix n, ix block) {
             w = scaled;
             w_stride = DIRECT_KEYS;
         }
-        if (!copied && T(sums_strips)(dtype, n)) {
-            T(sum_strips)(p, t, n, block, from, stop - from, w, w_stride, values + from * a->row, alpha);
-            continue;
-        }
-        Ahead ahead = ahead_of(a, p->value_dim * T(element_size)(a->dtype), values, from);
+        Ahead ahead = ahead_of(a, p->value_dim * T(element_size)(a->dtype), values, from, twice);
         for (ix c = 0; c < T(chunks)(p); c++) {
             ix start = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - start, row = a->row;
             const char *v = values + from * a->row + start * LANES * a->col;
@@ -269,10 +256,12 @@ static void T(values_direct)(const Params *p, Task *t, ix n, ix block) {
             for (ix r = 0, m; r < n; r += m) {
                 REAL *o = P_(o) + r * p->value_stride + start * LANES;
                 m = least(each, n - r);
-                if (!T(sum_direct)(as_is ? dtype : NATIVE, m, vectors, w + r * w_stride, w_stride, v, row, r ? &quiet : &ahead, stop - from,
-                                   alpha + r, o, p->value_stride))
-                    for (ix i = start; i < start + vectors; i++)
-                        T(values_guarded)(p, t, r, r + m, block, from, stop - from, i, alpha);
+                const ix wide = vectors_of_sums(m, vectors), size = LANES * T(element_size)(as_is ? dtype : NATIVE);
+                for (ix i = 0; i < vectors; i += wide)
+                    if (!T(sum_direct)(as_is ? dtype : NATIVE, m, least(wide, vectors - i), w + r * w_stride, w_stride, v + i * size, row,
+                                       r && !twice ? &quiet : &ahead, stop - from, alpha + r, o + i * LANES, p->value_stride))
+                        for (ix k = start + i; k < start + least(i + wide, vectors); k++)
+                            T(values_guarded)(p, t, r, r + m, block, from, stop - from, k, alpha);
             }
         }
     }

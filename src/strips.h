@@ -88,34 +88,3 @@ static __attribute__((noinline)) void T(strips)(const int dot, const Params *p, 
         next = (T(Next)){k, 0, depth, 0};
     }
 }
-
-/* o = o * alpha + weights @ values for LANES columns and n rows, one strip of single vectors, whose weights are w_row bytes apart.
- * Sums that are not all finite are not stored, and the answer is 0. */
-INLINE int T(sum_strip)(ix n, const char *w, ix w_row, const char *v, ix v_row, ix keys, T(Next) next, const REAL *alpha, REAL *o,
-                        ix o_stride) {
-    const char *w8 = w + 8 * w_row;
-    VEC sum[LANES][T(STRIP) / LANES];
-    VINT odd = {0}, none = {0};
-    UNROLL for (int i = 0; i < LANES; i++) sum[i][0] = V(set1)(0);
-    for (ix j = 0; j < keys; next.at += next.row) {
-        const ix end = least(keys, j + next.span);
-        for (const char *near = next.at; j < end; j++, near += next.bytes, w += sizeof(REAL), w8 += sizeof(REAL), v += v_row) {
-            VEC x = V(loadu)((const REAL *)v);
-            __builtin_prefetch(near);
-            T(add_strip)(0, sum, &x, w, w8, w_row);
-        }
-    }
-    UNROLL for (int r = 0; r < LANES; r++) {
-        if (r >= n) break;
-        sum[r][0] = V(fma)(V(set1)(alpha[r]), V(load)(o + r * o_stride), sum[r][0]);
-        odd |= ~(sum[r][0] - sum[r][0] == 0);
-    }
-    if (memcmp(&odd, &none, sizeof none)) return 0;
-    UNROLL for (int r = 0; r < LANES; r++)
-        if (r < n) V(store)(o + r * o_stride, sum[r][0]);
-    return 1;
-}
-
-/* Whether values in place are summed in strips: where one vector holds all rows, and three register tiles would be needed. They
- * come from memory as fast as they are used (16 rows of float32: 182 cycles a key, by tiles 212); widened ones do so by tiles too. */
-INLINE int T(sums_strips)(int dtype, ix rows) { return (int)LANES >= DIRECT_ROWS && dtype == NATIVE && rows > 2 * GROUP_ROWS; }

@@ -83,6 +83,12 @@ INLINE void T(scores_tile)(const int dot, const int rows, const int vectors, con
 #define ROW_CASES(n, call) switch (n) { case 1: call(1); break; case 2: call(2); break; case 3: call(3); break; \
                                      case 4: call(4); break; case 5: call(5); break; default: call(6); }
 
+/* Whether all are finite that were added, as x - x each. */
+INLINE int T(all_zero)(VEC x) {
+    VINT odd = ~(x == 0), none = {0};
+    return !memcmp(&odd, &none, sizeof none);
+}
+
 INLINE void T(scores_rows)(const int dot, const int rows, const Params *p, const Task *t, ix next,
                            const REAL *const *q_rows, const REAL *k) {
     const REAL *q[GROUP_ROWS];

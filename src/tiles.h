@@ -11,6 +11,21 @@
 #include "sizes.h"
 #include "vmath.h"
 
+/* Register tiles of sums over values in place: of GROUP_ROWS x TILE_VECTORS at most, or higher and less wide where those are
+ * fewer. 16 rows of bfloat16 at a depth of 128 take 54 cycles a key by three wide ones, 36 by two high ones. */
+#if TILE_VECTORS == 4
+enum { TALL_ROWS = 8, TALL_VECTORS = 2 };
+#define SUM_CASES(n, call) switch (n) { case 7: call(7); break; case 8: call(8); break; default: ROW_CASES(n, call) }
+#else
+enum { TALL_ROWS = GROUP_ROWS, TALL_VECTORS = TILE_VECTORS };
+#define SUM_CASES(n, call) ROW_CASES(n, call)
+#endif
+static ix rows_of_sums(ix n) {
+    ix tiles = ceil_div(n, TALL_ROWS);
+    return tiles < ceil_div(n, GROUP_ROWS) ? ceil_div(n, tiles) : rows_of_tile(n);
+}
+static ix vectors_of_sums(ix rows, ix vectors) { return rows > GROUP_ROWS ? TALL_VECTORS : vectors; }
+
 /* A value row with an entry this large leaves the product (tile.h): 2**32 of them may be summed without overflow. */
 #define REAL float
 #define REAL_BITS 32

@@ -36,6 +36,9 @@ SHAPES = [
     ((2,), 2, 1, 3, 4, 0, 8),
     ((2,), 2, 1, 3, 4, 8, 0),
     ((), 2, 1, 70, 4, 0, 0),
+    ((), 5, 1, 2, 70, 64, 80),          # 10, 8 and 15 rows: two wide register tiles, a high one, two of them
+    ((), 8, 1, 1, 70, 64, 80),
+    ((), 5, 1, 3, 130, 64, 144),
     ((), 2, 1, 7, 4, 0, 3),            # 14 rows fill vectors, of no depth
 ]
 

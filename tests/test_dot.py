@@ -58,11 +58,11 @@ def test_means_of_numbers_near_the_largest_stay_finite(isa):
     assert np.all(got == value[0, 0])
 
 
-@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("q_len", [1, 4, 7, 8])
 @pytest.mark.parametrize("kv_len", [1, 63, 700])
-def test_few_rows_read_pairs_in_place(isa, seed, rows, kv_len):
+def test_few_rows_read_pairs_in_place(isa, seed, q_len, kv_len):
     random = np.random.default_rng(seed)
-    arrays = inputs(random, (1,), 2, 1, rows, kv_len, 64, 48, dtype="bfloat16")
+    arrays = inputs(random, (1,), 2, 1, q_len, kv_len, 64, 128, dtype="bfloat16")
     plain = check_attention(*arrays, scale=-0.1, window=(37, 2))
     apart = [np.repeat(x, 3, axis=-1)[..., ::3] for x in arrays]
     assert_same_bits(attnc.attention(*apart, scale=-0.1, window=(37, 2), want=("lse", "weights", "scores")), plain)
@@ -70,18 +70,22 @@ def test_few_rows_read_pairs_in_place(isa, seed, rows, kv_len):
 
 @pytest.mark.parametrize("first", [0, 1, 4, 5])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 3e38, 1e-39])
-def test_hidden_values_in_place_change_nothing(isa, seed, first, poison):
+@pytest.mark.parametrize("rows", [3, 13, 16])
+def test_hidden_values_in_place_change_nothing(isa, seed, first, poison, rows):
     random = np.random.default_rng(seed)
-    query, key, value = inputs(random, (1,), 1, 1, 3, 40, 32, dtype="bfloat16")
-    mask = np.zeros((3, 40), bool)
+    query, key, value = inputs(random, (1,), 1, 1, rows, 40, 64, dtype="bfloat16")
+    mask = np.zeros((rows, 40), bool)
     mask[:, first:first + 7] = True
     clean = check_attention(query, key, value, mask=mask)
     key[..., ~mask[0], :] = value[..., ~mask[0], :] = poison
     assert_same_bits(attnc.attention(query, key, value, mask=mask), clean.output)
 
 
-@pytest.mark.parametrize("number", [np.array(64, np.uint16).view(BF16), 3.3e38])
-def test_values_in_place_that_leave_the_product(isa, number):
-    value = np.full((1, 31, 32), number, BF16)
-    got = attnc.attention(np.zeros((1, 3, 32), BF16), np.zeros((1, 31, 32), BF16), value)
+@pytest.mark.parametrize("number", [*np.array([1, 127], np.uint16).view(BF16), 3.3e38])
+@pytest.mark.parametrize("rows", [3, 13, 16])
+def test_values_in_place_that_leave_the_product(isa, number, rows):
+    """They may stand in some columns alone, and so in one of the register tiles."""
+    value = np.ones((1, 31, 64), BF16)
+    value[..., 40:50] = number
+    got = attnc.attention(np.zeros((1, rows, 64), BF16), np.zeros((1, 31, 64), BF16), value)
     assert np.all(got == value[0, 0])

@@ -81,11 +81,12 @@ INLINE vf vf_load_pairs(const uint16_t *low, const uint16_t *high) {
     __m512i b = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)high));
     return (vf)_mm512_permutex2var_epi16(a, _mm512_loadu_si512(order), b);
 }
-/* bits of the bfloat16 that are subnormal: their exponent is 0, and some other bit is not */
-INLINE unsigned vf_subnormal_pairs(vf v) {
-    __mmask32 small = _mm512_testn_epi16_mask((__m512i)v, _mm512_set1_epi16(0x7F80));
-    return _mm512_mask_test_epi16_mask(small, (__m512i)v, _mm512_set1_epi16(0x7F));
+/* Whether some bfloat16 is subnormal: a running minimum of 2 x - 1 in 16 bits, in which 0 is the largest number */
+INLINE vf vf_least_pairs(vf least, vf v) {
+    __m512i twice = _mm512_add_epi16((__m512i)v, (__m512i)v);
+    return (vf)_mm512_min_epu16((__m512i)least, _mm512_add_epi16(twice, _mm512_set1_epi16(-1)));
 }
+INLINE int vf_subnormal_pairs(vf least) { return _mm512_cmplt_epu16_mask((__m512i)least, _mm512_set1_epi16(0xFF)) != 0; }
 #endif
 
 /* Square of VF x VF (VD x VD) elements in place: pairs, then quads inside 128-bit parts, then the parts. */
