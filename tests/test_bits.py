@@ -285,14 +285,17 @@ def test_weights_whether_kept_or_computed_again(isa, seed, rows, keys, depth, be
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, keys, depth, value_dim", [
-    (16, 16, 32, 32), (12, 20, 64, 32), (7, 64, 128, 64), (16, 1, 16, 128), (33, 47, 48, 16), (64, 64, 64, 64), (17, 17, 32, 32)])
+    (16, 16, 32, 32), (12, 20, 64, 32), (7, 64, 128, 64), (16, 1, 16, 128), (33, 47, 48, 16), (64, 64, 64, 64),
+    (17, 17, 32, 32)])
 def test_all_steps_at_once(isa, rows, keys, depth, value_dim, dtype, seed):
     """Short heads of which only the output is wanted take all steps at once, the same operations in the same order."""
     random = np.random.default_rng([seed, rows, keys])
     query, key, value = inputs(random, (3,), 2, 2, rows, keys, depth, value_dim, dtype)
     large = np.inf if dtype == "float16" else 1e30
-    value[1, 0, keys // 2, 0], value[1, 1, keys - 1, -1], key[2, 0, keys - 1], query[2, 1, 0] = np.inf, large, np.nan, np.inf
-    for options in ({}, {"causal": True}, {"kv_lengths": [keys, keys // 2, 0]}, {"scale": -2.0}, {"q_offset": 3, "causal": True}):
+    value[1, 0, keys // 2, 0], value[1, 1, keys - 1, -1] = np.inf, large
+    key[2, 0, keys - 1], query[2, 1, 0] = np.nan, np.inf
+    for options in ({}, {"causal": True}, {"kv_lengths": [keys, keys // 2, 0]}, {"scale": -2.0},
+                    {"q_offset": 3, "causal": True}):
         steps = attnc.attention(query, key, value, want="lse", **options).output
         assert_same_bits(attnc.attention(query, key, value, **options), steps, str(options))
         apart = [np.stack([x, x], axis=-1)[..., 1] for x in (query, key, value)]
