@@ -33,7 +33,7 @@ cdef extern from "tiles.h" nogil:
     enum: SHORT_DEPTH
     enum: DOT
     enum: HAS_DOT
-    enum: STRIP, ROW_KEPT, ROW_CHUNK, ROW_IN_TURN, TOGETHER
+    enum: STRIP, ROW_KEPT, ROW_CHUNK, ROW_IN_TURN, ROW_GAP, TOGETHER
 
     ctypedef int Flag
     ctypedef Py_ssize_t Count

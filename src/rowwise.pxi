@@ -52,6 +52,7 @@ cdef void divide_rows(RowWork* w, int threads) noexcept nogil:
         w.pieces = op.rows
         w.of_a_task = ceil_div(op.rows, round_up(ceil_div(op.rows, most(1, ROW_TASK // op.n)), threads))
         w.scratch_bytes = (3 * TOGETHER + 1 if kept * real <= ROW_IN_TURN else 2) * round_up(kept, lanes) * real + 64
+        w.scratch_bytes += 2 * ROW_GAP
         return
     op.strip = STRIP
     while op.strip > LEAST_STRIP and op.strip * kept * lanes * real > STRIP_BYTES:

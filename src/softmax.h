@@ -226,7 +226,7 @@ INLINE void T(peaks)(const int dtype, const int rows, const char *x, ix step, ix
  * vector and for a division, which take a row 125 cycles. Powers of two groups are kept, of row r from r * n on. */
 INLINE void T(groups)(const int dtype, const int rows, int logarithm, ix n, const char *x, ix step, char *out,
                       ix out_step, ix groups, REAL *e, int past) {
-    const ix size = T(element_size)(dtype), of_group = rows * round_up(n, LANES);
+    const ix size = T(element_size)(dtype), of_group = rows * round_up(n, LANES) + ROW_GAP / (ix)sizeof(REAL);
     const int staged = rows > 1 && past && out_step == n * size;
     char *stage = (char *)(e + 2 * of_group);
     REAL top[TOGETHER], shift[TOGETHER] = {0}, factor[2 * TOGETHER] = {0};      /* whole vectors of double */
