@@ -31,6 +31,7 @@ cdef extern from "tiles.h" nogil:
     enum: DIRECT_ROWS
     enum: DIRECT_KEYS
     enum: SHORT_DEPTH
+    enum: SHORT_KEYS
     enum: DOT
     enum: HAS_DOT
     enum: STRIP, ROW_KEPT, ROW_CHUNK, ROW_IN_TURN, ROW_GAP, TOGETHER

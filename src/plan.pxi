@@ -60,13 +60,13 @@ cdef void divide(Work* w) noexcept nogil:
     p.value_stride = round_up(p.value_dim, w.tile.lanes)
     p.depth_stride = round_up(p.head_dim, w.tile.lanes)
     p.copied = queries_copied(p, w.tile)
-    p.brief = at_once(w)
     p.block_k = SIZES.most_block_k
     while p.block_k > SIZES.least_block_k and p.block_k * (p.head_dim + p.value_dim) * real > SIZES.block_bytes:
         p.block_k //= 2
     if p.direct and not p.strips:
         p.block_k = SIZES.direct_block_k
     p.k_blocks = ceil_div(p.kv_len, p.block_k)
+    p.brief = at_once(w)
     p.width = least(p.block_k, round_up(p.kv_len, w.tile.panel))
     if p.strips:
         p.width += w.tile.panel                # rows a power of two apart would share lines of L1
@@ -173,11 +173,23 @@ cdef bint at_once(const Work* w) noexcept nogil:
     """Whether strips of rows take all steps at once: few rows and keys, no options, only the output wanted."""
     cdef const Params* p = &w.p
     cdef Py_ssize_t strip = most(8, w.tile.lanes)
-    return (w.mode == ATTEND and p.out.data != NULL and (p.strips or not p.direct) and p.rows <= SIZES.few_rows and p.kv_len <= DIRECT_KEYS
+    return (w.mode == ATTEND and p.out.data != NULL and fits_strips(w)
+            and p.kv_len <= least(p.block_k, SHORT_KEYS)
             and p.head_dim <= SHORT_DEPTH and p.head_dim % w.tile.lanes == 0 and p.value_dim % strip == 0
             and p.plain and not p.arrays and p.left < 0 and p.sinks.data == NULL and p.q_starts.data == NULL
             and p.q_lengths.data == NULL and p.key_scale.data == NULL and w.tile.packed == w.tile.real
             and p.lse.data == NULL and p.weights.data == NULL and p.scores.data == NULL and not p.row_wants.any)
+
+
+cdef bint fits_strips(const Work* w) noexcept nogil:
+    """Whether rows fill strips: so few as read their keys in place, or strips of which a sixth is free at most (24 rows of 32
+    and 400 keys: 11 % slower). Vectors of 16 bytes, without broadcasts from memory, would take 1.2 to 2.4 of the time."""
+    cdef const Params* p = &w.p
+    if w.tile.lanes * w.tile.real < 32:
+        return False
+    if p.direct:
+        return p.strips and p.kv_len <= DIRECT_KEYS
+    return p.rows <= SIZES.few_rows and 5 * round_up(p.rows, most(8, w.tile.lanes)) <= 6 * p.rows
 
 
 cdef bint in_place(const Params* p, const Array* a) noexcept nogil:

@@ -132,10 +132,10 @@ INLINE int T(short_values)(const Params *p, const Task *t, T(Rows) values, ix r0
     return !memcmp(&odd, &none, sizeof none);
 }
 
-/* Attention of the task's rows, whose keys are one step of the weighted sum at most; 0 if some value needs the other steps. */
+/* Attention of the task's rows, whose keys are one block and step of the weighted sum; 0 if some value needs the other steps. */
 static int T(attend_short)(const Params *p, Task *t) {
     enum { VECTORS = T(STRIP) / LANES };
-    REAL q[SHORT_DEPTH * T(STRIP)] __attribute__((aligned(64))), s[DIRECT_KEYS * T(STRIP)] __attribute__((aligned(64)));
+    REAL q[SHORT_DEPTH * T(STRIP)] __attribute__((aligned(64))), s[SHORT_KEYS * T(STRIP)] __attribute__((aligned(64)));
     REAL inverse[T(STRIP)] __attribute__((aligned(64))), stops[T(STRIP)] __attribute__((aligned(64)));
     const Ahead quiet = {0};
     const ix keys = least(p->kv_len, t->lengths.kv_length);
@@ -143,7 +143,7 @@ static int T(attend_short)(const Params *p, Task *t) {
     const T(Rows) key = T(short_rows)(&p->key, t->key, p->head_dim, keys, wide);
     const T(Rows) value = T(short_rows)(&p->value, t->value, p->value_dim, keys, wide + p->kv_len * p->head_dim);
     for (ix r0 = 0; r0 < t->rows; r0 += T(STRIP)) {
-        ix rows = least(T(STRIP), t->rows - r0), columns = 0, fewest = DIRECT_KEYS;
+        ix rows = least(T(STRIP), t->rows - r0), columns = 0, fewest = SHORT_KEYS;
         VEC peak[VECTORS], stop[VECTORS];
         for (ix i = 0; i < T(STRIP); i++) {
             ix sees = i < rows ? t->row[r0 + i].stop : 0;

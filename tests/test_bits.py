@@ -285,8 +285,8 @@ def test_weights_whether_kept_or_computed_again(isa, seed, rows, keys, depth, be
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, keys, depth, value_dim", [
-    (16, 16, 32, 32), (12, 20, 64, 32), (7, 64, 128, 64), (16, 1, 16, 128), (33, 47, 48, 16), (64, 64, 64, 64),
-    (17, 17, 32, 32)])
+    (16, 16, 32, 32), (12, 20, 64, 32), (7, 64, 128, 64), (16, 1, 16, 128), (44, 47, 48, 16), (64, 65, 64, 64),
+    (31, 500, 32, 32)])
 def test_all_steps_at_once(isa, rows, keys, depth, value_dim, dtype, seed):
     """Short heads of which only the output is wanted take all steps at once, the same operations in the same order."""
     random = np.random.default_rng([seed, rows, keys])
