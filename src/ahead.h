@@ -13,11 +13,17 @@ typedef struct {
     int half;                            /* of what is used is asked for, as the rows of a step are used twice */
 } Ahead;                                 /* {0}: nothing is asked for */
 
-/* The stream, AHEAD_BYTES ahead of row `at` of a block of rows of so many bytes. Where two high tiles use a step of rows one
+/* The stream of rows of so many bytes. */
+static inline Ahead ahead_from(const Array *a, ix bytes, const char *at) {
+    return (Ahead){at, at + bytes, a->row, a->row - bytes, 0};
+}
+
+/* The same, AHEAD_BYTES ahead of row `at` of a block of rows of so many bytes. Where two high tiles use a step of rows one
  * after the other, both take part, and the stream is a whole step ahead (16 rows of float32: 215 cycles a key, so 181). */
 static inline Ahead ahead_of(const Array *a, ix bytes, const char *block, ix at, int twice) {
-    const char *from = block + (most(AHEAD_BYTES / most(bytes, 1), twice ? DIRECT_KEYS : 0) + at) * a->row;
-    return (Ahead){from, from + bytes, a->row, a->row - bytes, twice};
+    Ahead ahead = ahead_from(a, bytes, block + (most(AHEAD_BYTES / most(bytes, 1), twice ? DIRECT_KEYS : 0) + at) * a->row);
+    ahead.half = twice;
+    return ahead;
 }
 
 /* Ask for the next `bytes`, a constant. */

@@ -14,12 +14,6 @@ static T(Rows) T(short_rows)(const Array *a, const char *src, ix n, ix rows, REA
     return (T(Rows)){(const char *)wide, n * (ix)sizeof(REAL)};
 }
 
-/* The stream of rows from `at`. */
-static Ahead T(rows_at)(const Array *a, const char *at, ix n) {
-    const ix bytes = n * T(element_size)(a->dtype);
-    return (Ahead){at, at + bytes, a->row, a->row - bytes};
-}
-
 /* Queries r0 .. of the task side by side, [depth][row]; behind the last one its own row stands in. */
 INLINE void T(lay_short)(const Params *p, const Task *t, ix r0, REAL *dst) {
     const ix next = p->group * p->query.head, size = T(element_size)(p->query.dtype);
@@ -139,6 +133,7 @@ static int T(attend_short)(const Params *p, Task *t) {
     REAL inverse[T(STRIP)] __attribute__((aligned(64))), stops[T(STRIP)] __attribute__((aligned(64)));
     const Ahead quiet = {0};
     const ix keys = least(p->kv_len, t->lengths.kv_length);
+    const ix key_bytes = p->head_dim * T(element_size)(p->key.dtype), value_bytes = p->value_dim * T(element_size)(p->value.dtype);
     REAL *wide = t->wide;
     const T(Rows) key = T(short_rows)(&p->key, t->key, p->head_dim, keys, wide);
     const T(Rows) value = T(short_rows)(&p->value, t->value, p->value_dim, keys, wide + p->kv_len * p->head_dim);
@@ -153,8 +148,8 @@ static int T(attend_short)(const Params *p, Task *t) {
         }
         UNROLL for (int v = 0; v < VECTORS; v++) peak[v] = V(set1)(-INFINITY), stop[v] = V(load)(stops + v * LANES);
         T(lay_short)(p, t, r0, q);
-        const Ahead values = r0 ? quiet : T(rows_at)(&p->value, t->value, p->value_dim);
-        const Ahead next = r0 ? quiet : T(rows_at)(&p->key, t->key + p->key.head, p->head_dim);      /* of the next head */
+        const Ahead values = r0 ? quiet : ahead_from(&p->value, value_bytes, t->value);
+        const Ahead next = r0 ? quiet : ahead_from(&p->key, key_bytes, t->key + p->key.head);        /* of the next head */
         T(short_scores)(p, key, q, columns, stop, fewest >= columns, values, s, peak);
         T(short_softmax)(p, columns, peak, s, inverse);
         if (!T(short_values)(p, t, value, r0, rows, columns, s, inverse, next)) return 0;
