@@ -54,11 +54,12 @@ static void copy_halves(const char *v, const Array *a, ix keys, ix n, uint16_t *
         for (ix i = 0; i < n; i++) memcpy(dst + i, v + i * a->col, 2);
 }
 
-/* As values_guarded of direct.h, where subnormal values too are added key by key. */
+/* As values_guarded of direct.h, where subnormal values too are added key by key: in TALL_VECTORS from `start` on, whatever the
+ * tile, for the last rows of a head may be a lower and wider one than those before. */
 static __attribute__((noinline, cold)) void pairs_guarded(const Params *p, Task *t, ix first, ix stop, ix block, ix from, ix keys,
-                                                          ix start, ix vectors, const float *alpha) {
+                                                          ix start, const float *alpha) {
     const Array *a = &p->value;
-    const ix width = vectors * VF;
+    const ix width = TALL_VECTORS * VF;
     ix n_apart = 0;
     const char *v = t->value + (block * p->block_k + from) * a->row + start * VF * a->col;
     uint16_t *copy = t->packed.values;
@@ -78,10 +79,7 @@ static __attribute__((noinline, cold)) void pairs_guarded(const Params *p, Task 
                 }
                 if (apart) memset(x, 0, 2 * width), t->packed.apart[n_apart++] = (int32_t)(from + j);
             }
-#define SUM(vectors) fine = sum_pairs(1, vectors, w, 0, (char *)copy, 2 * width, &quiet, keys, !pass, alpha + r, o, 0)
-            if (vectors == TALL_VECTORS) SUM(TALL_VECTORS);
-            else SUM(TILE_VECTORS);
-#undef SUM
+            fine = sum_pairs(1, TALL_VECTORS, w, 0, (char *)copy, 2 * width, &quiet, keys, !pass, alpha + r, o, 0);
         }
         add_apart_f32(p, t, 0, r, r + 1, block, t->packed.apart, n_apart, start * VF, start * VF + width);
     }
@@ -114,7 +112,8 @@ static void values_direct_dot(const Params *p, Task *t, ix n, ix block) {
                 for (ix i = 0; i < TILE_VECTORS; i += wide)
                     if (!sum_pairs_group(m, w + r * w_stride, w_stride, v + 2 * i * VF, row, r && !twice ? &quiet : &ahead, stop - from,
                                          2, alpha + r, o + i * VF, p->value_stride))
-                        pairs_guarded(p, t, r, r + m, block, from, stop - from, start + i, wide, alpha);
+                        for (ix k = start + i; k < start + i + wide; k += TALL_VECTORS)
+                            pairs_guarded(p, t, r, r + m, block, from, stop - from, k, alpha);
             }
         }
     }
