@@ -236,6 +236,6 @@ static void T(weigh)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv)
         t->columns = least(t->column + T(WEIGHED_KEYS), stop);
         if (t->columns < stop) T(prefetch_given)(p, t, r0, first + t->columns);
         else T(prefetch_given)(p, t, r0 + n, first);
-        T(add_values)(0, p, t, r0, n, block, w, kv.values);
+        T(add_real_values)(p, t, r0, n, block, w, kv.values);
     }
 }

@@ -5,6 +5,8 @@
  * order, and has their bits. 16 rows, 16 keys and depth 32: 2350 cycles a head by the other steps, 1370 so, of which the
  * products are 520. */
 
+#if VECTOR_BYTES >= 32
+
 /* Rows of n elements as the products read them: in place, or widened. */
 typedef struct { const char *at; ix row; } T(Rows);
 
@@ -76,12 +78,13 @@ INLINE void T(short_softmax)(const Params *p, ix columns, const VEC *peak, REAL 
         VEC sum[LANES], shift = V(keep_bits)(peak[v], V(above)(peak[v], V(set1)(-INFINITY)), zero);
         UNROLL for (int i = 0; i < LANES; i++) sum[i] = zero;
         for (ix j = 0; j < columns; j += LANES)
-            UNROLL for (int i = 0; i < LANES; i++) {
-                REAL *at = s + (j + i) * T(STRIP) + v * LANES;
-                VEC x = V(exp2)((V(load)(at) - shift) * c);
-                sum[i] += x;
-                V(store)(at, x);
-            }
+            for (ix i = 0; i < LANES; i += 2)
+                UNROLL for (int k = 0; k < 2; k++) {
+                    REAL *at = s + (j + i + k) * T(STRIP) + v * LANES;
+                    VEC x = V(exp2)((V(load)(at) - shift) * c);
+                    sum[i + k] += x;
+                    V(store)(at, x);
+                }
         UNROLL for (int half = LANES / 2; half; half /= 2)      /* the order of V(sum) */
             UNROLL for (int i = 0; i < half; i++) sum[i] += sum[i + half];
         V(store)(inverse + v * LANES, V(unless_equal)(V(set1)(1) / sum[0], sum[0], zero));
@@ -156,3 +159,7 @@ static int T(attend_short)(const Params *p, Task *t) {
     }
     return 1;
 }
+
+#else           /* never called (plan.pxi) */
+static int T(attend_short)(const Params *p, Task *t) { (void)p; (void)t; return 0; }
+#endif
