@@ -29,7 +29,7 @@ cdef void prepare(Work* w, int mode) noexcept nogil:
     p.direct = p.rows <= DIRECT_ROWS and mode not in (WEIGH, BACKWARD) and not w.uniform
     w.tile = &TILES[DOT if multiplies_pairs(w) else p.type]
     p.strips = p.direct and p.rows > GROUP_ROWS and 2 * p.rows > w.tile.lanes and p.head_dim > 0
-    p.group_rows = (round_up(p.rows, most(8, w.tile.lanes)) if p.strips else p.rows) if p.direct else GROUP_ROWS
+    p.group_rows = (round_up(p.rows, rows_of_strip(w.tile)) if p.strips else p.rows) if p.direct else GROUP_ROWS
     p.arrays = p.mask.data != NULL or p.key_mask.data != NULL or p.bias.data != NULL or p.q_segments.data != NULL
     # A magnitude that is no ordinary float would leave the exponent without digits: it takes the general path.
     p.plain = (p.softcap == 0 and p.bias.data == NULL and p.slopes.data == NULL and 1e-30 < magnitude < 1e30)
@@ -166,16 +166,15 @@ cdef bint queries_copied(const Params* p, const Tile* tile) noexcept nogil:
         return True
     if tile.packed < tile.real:                            # pairs in a word
         return a.col != 2 or p.head_dim % 2 != 0
-    return a.dtype != p.type or a.col != tile.real
+    return not in_place(p, tile, a)
 
 
 cdef bint at_once(const Work* w) noexcept nogil:
     """Whether strips of rows take all steps at once: few rows and keys, no options, only the output wanted."""
     cdef const Params* p = &w.p
-    cdef Py_ssize_t strip = most(8, w.tile.lanes)
     return (w.mode == ATTEND and p.out.data != NULL and fits_strips(w)
             and p.kv_len <= least(p.block_k, SHORT_KEYS)
-            and p.head_dim <= SHORT_DEPTH and p.head_dim % w.tile.lanes == 0 and p.value_dim % strip == 0
+            and p.head_dim <= SHORT_DEPTH and p.head_dim % w.tile.lanes == 0 and p.value_dim % rows_of_strip(w.tile) == 0
             and p.plain and not p.arrays and p.left < 0 and p.sinks.data == NULL and p.q_starts.data == NULL
             and p.q_lengths.data == NULL and p.key_scale.data == NULL and w.tile.packed == w.tile.real
             and p.lse.data == NULL and p.weights.data == NULL and p.scores.data == NULL and not p.row_wants.any)
@@ -189,12 +188,17 @@ cdef bint fits_strips(const Work* w) noexcept nogil:
         return False
     if p.direct:
         return p.strips and p.kv_len <= DIRECT_KEYS
-    return p.rows <= SIZES.few_rows and 5 * round_up(p.rows, most(8, w.tile.lanes)) <= 6 * p.rows
+    return p.rows <= SIZES.few_rows and 5 * round_up(p.rows, rows_of_strip(w.tile)) <= 6 * p.rows
 
 
-cdef bint in_place(const Params* p, const Array* a) noexcept nogil:
+cdef bint in_place(const Params* p, const Tile* tile, const Array* a) noexcept nogil:
     """Whether rows of the array are what is computed with, without gaps."""
-    return a.dtype == p.type and a.col == (8 if p.type == F64 else 4)
+    return a.dtype == p.type and a.col == tile.real
+
+
+cdef Py_ssize_t rows_of_strip(const Tile* tile) noexcept nogil:
+    """As strips.h has it."""
+    return most(8, tile.lanes)
 
 
 cdef Py_ssize_t rows_of_a_task(const Work* w) noexcept nogil:
@@ -242,7 +246,7 @@ cdef Py_ssize_t lay_out(const Work* w, char* scratch, Task* t) noexcept nogil:
     t.q = cut(&at, rows * p.depth_stride * real if p.copied else 0)
     t.strips = cut(&at, p.group_rows * p.depth_stride * real if p.strips else 0)
     t.wide = cut(&at, p.kv_len * (p.head_dim + p.value_dim) * real if p.brief and not (
-        in_place(p, &p.key) and in_place(p, &p.value)) else 0)
+        in_place(p, w.tile, &p.key) and in_place(p, w.tile, &p.value)) else 0)
     t.s = cut(&at, most(p.keep, 1) * group * real)
     t.o = cut(&at, sums)
     t.apart_o = cut(&at, sums)

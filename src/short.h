@@ -91,13 +91,12 @@ INLINE void T(short_softmax)(const Params *p, ix columns, const VEC *peak, REAL 
     }
 }
 
-/* The output of rows r0 .. stop of a strip; 0 where a sum is not finite, or an entry of a value as large as those kept apart. */
+/* The output of a strip, rows r0 .. r0 + rows of the task; 0 where a sum is not finite, or an entry of a value as large as those kept apart. */
 INLINE int T(short_values)(const Params *p, const Task *t, T(Rows) values, ix r0, ix rows, ix columns, const REAL *w, const REAL *inverse,
                           Ahead ahead) {
     enum { VECTORS = T(STRIP) / LANES };
     const int whole = T(whole_out)(p);
-    VEC large = V(set1)(0);
-    VINT odd = {0}, none = {0};
+    VEC large = V(set1)(0), odd = V(set1)(0);
     for (ix c = 0; c < p->value_dim; c += T(STRIP))
         for (ix i0 = 0; i0 < rows; i0 += LANES) {
             const char *at = (const char *)(w + i0), *v = values.at + c * (ix)sizeof(REAL);
@@ -118,15 +117,14 @@ INLINE int T(short_values)(const Params *p, const Task *t, T(Rows) values, ix r0
                 const ix r = r0 + i0 + i;
                 REAL *dst = (whole ? (REAL *)T(row_pointer)(t, &p->out, t->out, r) : P_(o) + r * p->value_stride) + c;
                 UNROLL for (int k = 0; k < VECTORS; k++) {
-                    odd |= ~(sum[i][k] - sum[i][k] == 0);
+                    odd += sum[i][k] - sum[i][k];
                     V(storeu)(dst + k * LANES, sum[i][k] * V(set1)(inverse[i0 + i]) + V(set1)(0));
                 }
             }
         }
     for (ix r = r0; r < r0 + rows && !whole; r++)
         T(store_row)(P_(o) + r * p->value_stride, p->value_dim, T(row_pointer)(t, &p->out, t->out, r), p->out.col, p->out.dtype);
-    odd |= ~(large < V(set1)(APART));
-    return !memcmp(&odd, &none, sizeof none);
+    return T(all_zero)(odd) && V(largest)(large) < APART;
 }
 
 /* Attention of the task's rows, whose keys are one block and step of the weighted sum; 0 if some value needs the other steps. */
@@ -135,7 +133,7 @@ static int T(attend_short)(const Params *p, Task *t) {
     REAL q[SHORT_DEPTH * T(STRIP)] __attribute__((aligned(64))), s[SHORT_KEYS * T(STRIP)] __attribute__((aligned(64)));
     REAL inverse[T(STRIP)] __attribute__((aligned(64))), stops[T(STRIP)] __attribute__((aligned(64)));
     const Ahead quiet = {0};
-    const ix keys = least(p->kv_len, t->lengths.kv_length);
+    const ix keys = t->lengths.kv_length;
     const ix key_bytes = p->head_dim * T(element_size)(p->key.dtype), value_bytes = p->value_dim * T(element_size)(p->value.dtype);
     REAL *wide = t->wide;
     const T(Rows) key = T(short_rows)(&p->key, t->key, p->head_dim, keys, wide);
