@@ -1,7 +1,9 @@
-"""What pictures are made from, lazy or dense; weights in a terminal and in a notebook; ``python -m attnc view``."""
+"""What pictures are made from, lazy or dense; weights in a terminal and in a notebook."""
 
 import struct
 import sys
+import time
+import unicodedata
 import zlib
 
 import numpy as np
@@ -9,7 +11,6 @@ import pytest
 
 import attnc
 import attnc.datasets
-from attnc.__main__ import main
 from attnc._views import notebook, terminal, tokens
 from attnc._views.colours import ramp
 from attnc._views.source import Dense, load
@@ -112,6 +113,81 @@ def test_layers_may_be_a_list(seed):
     same(stacked.row(3, 2, 5)[0], dense.weights[1, 2, 5])
 
 
+class Tensor:
+    """An array of another library: NumPy can read it, and its method of a name of ours does something else."""
+
+    def __init__(self, array):
+        self._array = array
+        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self._array, dtype)
+
+    def topk(self, k):
+        raise AssertionError("no method of attnc")
+
+
+class Recorded(Tensor):
+    """As a tensor of torch that requires a gradient: it must leave its graph, and one of bfloat16 widen, to be read."""
+
+    def __init__(self, array, dtype="float32"):
+        super().__init__(array)
+        self.dtype = f"torch.{dtype}"
+        self.done = []
+
+    def _did(self, what):
+        self.done.append(what)
+        return self
+
+    def detach(self):
+        return self._did("detach")
+
+    def cpu(self):
+        return self._did("cpu")
+
+    def float(self):
+        return self._did("float")
+
+    def __array__(self, dtype=None, copy=None):
+        assert self.done == ["detach", "cpu"] + ["float"] * (self.dtype == "torch.bfloat16")
+        self.done.clear()
+        return super().__array__(dtype)
+
+
+@pytest.mark.parametrize("foreign", [Tensor, Recorded, lambda x: Recorded(x, "bfloat16")])
+@pytest.mark.parametrize("layers", [lambda x: x, lambda x: (x, x), lambda x: [x] * 3])
+def test_arrays_of_other_libraries_are_arrays(foreign, layers, seed):
+    weights = np.random.default_rng(seed).dirichlet(np.ones(6), size=(2, 5)).astype(np.float32)
+    got, wanted = load(layers(foreign(weights))), load(layers(weights))
+    assert got.shape == wanted.shape
+    same(got.map((5, 6), "mean"), wanted.map((5, 6), "mean"))
+    mask = weights > 0.1
+    same(load(foreign(weights), Tensor(mask)).key_mass(), load(weights, mask).key_mass())
+    same(load(layers(foreign(weights))).entropy(), load(layers(weights)).entropy())
+
+
+def test_arrays_that_only_export_their_memory_are_arrays(seed):
+    class Exported:
+        def __init__(self, array):
+            self.array, self.shape = array, array.shape
+
+        def __dlpack__(self, **options):
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    weights = np.random.default_rng(seed).dirichlet(np.ones(6), size=(2, 5))
+    same(load([Exported(weights)] * 2).entropy(), load([weights] * 2).entropy())
+
+
+def test_the_rounding_of_bfloat16_in_another_library_is_no_sink(seed):
+    weights = np.random.default_rng(seed).dirichlet(np.ones(64), size=8).astype(np.float32)
+    bits = weights.view(np.uint32) >> 16 << 16
+    rounded = bits.view(np.float32)      # cut, not rounded: all of the error on one side
+    assert load(rounded).no_key().any() and not load(Recorded(rounded, "bfloat16")).no_key().any()
+
+
 @pytest.mark.parametrize(("weights", "error", "text"), [
     (np.ones(3), ValueError, r"weights must be \(\.\.\., q_len, kv_len\) and not empty, got shape \(3,\)"),
     (np.ones((2, 0)), ValueError, "not empty"),
@@ -119,6 +195,9 @@ def test_layers_may_be_a_list(seed):
     (np.array([[0.5, -3.0]]), ValueError, "scores, attnc.softmax makes weights"),
     (np.array([[0.5, 2.0]]), ValueError, "between 0 and 1, got 0 to 2"),
     ([np.ones((1, 2, 2)), np.ones((1, 2, 3))], ValueError, "all layers must have the same"),
+    ((None, None), TypeError, "got None: a model of transformers returns its weights with output_attentions=True"),
+    (object(), TypeError, "weights must be floats, got object"),
+    (None, TypeError, "weights must be an array, got None"),
 ])
 def test_what_is_no_weights_is_refused(weights, error, text):
     with pytest.raises(error, match=text):
@@ -144,6 +223,51 @@ def test_sub_word_marks_are_taken_off():
     # Bytes as letters, the way GPT-2 writes "Ayşe şu\n", and a part of a character.
     assert tokens.clean(["Ay", "ÅŁ", "e", "ĠÅŁu", "Ċ", "Å", "<|endoftext|>"]) == [
         "Ay", "ş", "e", "şu", "⏎", "Å", "<|endoftext|>"]
+
+
+CONTROLS = {
+    "\x1b[2J": r"\x1b[2J", "\x00\x07\x7f": r"\x00\x07\x7f", "\x9b\x9d": r"\x9b\x9d", "\x85": r"\x85",
+    "\u202ea\u202c": r"\u202ea\u202c", "\u2066\u2069\u061c\u200e\u200f": r"\u2066\u2069\u061c\u200e\u200f",
+    "a\u200bb\ufeff": r"a\u200bb\ufeff", "a\u200cb\u200d": r"a\u200cb\u200d", "\u2060\u00ad\u034f": r"\u2060\xad\u034f",
+    "\u2028\u2029": r"\u2028\u2029", "\ud800": r"\ud800", "\U000e0041": r"\U000e0041",
+}
+
+
+@pytest.mark.parametrize("text", CONTROLS)
+def test_control_characters_become_visible(text):
+    assert tokens.visible(text) == CONTROLS[text] and tokens.visible(f"a{text}é") == f"a{CONTROLS[text]}é"
+    assert tokens.clean([f"x{text}"]) == [f"x{CONTROLS[text]}"]
+    assert tokens.visible_lines(f"a\n{text}") == f"a\n{CONTROLS[text]}"
+
+
+def test_what_scripts_are_written_with_stays():
+    # A joiner within a word of Persian, of Hindi, in a family; a variation selector; an accent; a number sign.
+    for text in ("\u0645\u06cc\u200c\u062e\u0648", "\u0915\u094d\u200d\u0937", "\U0001f468\u200d\U0001f469",
+                 "\u2764\ufe0f\u200d\U0001f525", "é e\u0301 注意 \xa0", "\u0600\u0661"):
+        assert tokens.visible(text) == text
+    assert tokens.clean(["a\tb", "a\r\nb", "\t "]) == ["a⇥b", "a␍⏎b", "⇥␣"]
+
+
+def test_no_control_character_of_unicode_is_left():
+    controls = [sign for sign in map(chr, range(sys.maxunicode + 1))
+                if unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    left = [unicodedata.name(sign).split()[0] for sign in controls if tokens.visible(sign) == sign]
+    assert len(controls) > 2200 and set(left) == {"ARABIC", "SYRIAC", "KAITHI"} and len(left) == 13
+
+
+def test_labels_of_long_tokens_take_no_time():
+    """A token of a million letters is read as far as its label goes; combining marks do not make a label longer."""
+    began = time.process_time()
+    for text in ("a" * 10**6, "注" * 10**6, "a" + "\u0301" * 10**6):
+        for _ in range(100):
+            short = tokens.shorten(text, 14)
+            assert tokens.width(short) <= 14 and len(short) < 300 and short[-1] == "…"
+    assert time.process_time() - began < 2
+    assert [tokens.shorten("e\u0301" * 3, n) for n in (3, 2, 1)] == ["e\u0301" * 3, "e\u0301…", "…"]
+    for text in ("kitabı", "注意力", "a注b", ""):
+        for columns in range(1, 8):
+            short = tokens.shorten(text, columns)
+            assert tokens.width(short) <= columns and (short == text or tokens.width(text) > columns)
 
 
 def test_widths_of_scripts():
@@ -226,77 +350,6 @@ def test_colours_and_ascii(turkish):
     assert "\x1b[48;5;" in terminal.show(source, data.tokens, colour=True)
     plain = terminal.show(source, ["word"] * 11, ascii=True)
     assert plain.isascii() and "mean of 12 heads" in plain
-
-
-# python -m attnc view
-
-def test_view_reads_queries_and_keys_with_their_options(tmp_path, capsys, seed):
-    query, key = np.random.default_rng(seed).standard_normal((2, 3, 12, 8))
-    file = tmp_path / "a.npz"
-    words = np.array([f"▁w{i}" for i in range(12)])
-    np.savez(file, query=query, key=key, causal=True, scale=0.5, tokens=words, other=1)
-    assert main(["view", str(file), "--head", "1", "--row", "7", "--top", "2"]) == 0
-    text = capsys.readouterr().out
-    weights = attnc.attention_weights(query, key, causal=True, scale=0.5)[1, 7]
-    for key_at in np.argsort(-weights)[:2]:
-        assert f"w{key_at} " in text and f"{weights[key_at]:.4f}" in text
-    assert "not allowed" in text and "▁" not in text and "\x1b" not in text
-
-
-def test_view_writes_a_page_and_reads_weights(tmp_path, capsys):
-    file, page = tmp_path / "a.npz", tmp_path / "a.html"
-    np.savez(file, weights=np.eye(4)[None], mask=np.tri(4, dtype=bool))
-    assert main(["view", str(file), "--html", str(page)]) == 0
-    assert str(page) in capsys.readouterr().out
-    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-
-
-def test_view_has_colours_only_on_a_terminal_that_wants_them(tmp_path, monkeypatch, capsys):
-    file = tmp_path / "a.npz"
-    np.savez(file, weights=np.eye(4))
-    for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
-        with monkeypatch.context() as patch:
-            patch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-            for name in ("NO_COLOR", "TERM"):
-                patch.delenv(name, raising=False)
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            assert main(["view", str(file)]) == 0
-        assert ("\x1b" in capsys.readouterr().out) is coloured
-
-
-def test_view_writes_what_an_ascii_terminal_can(tmp_path, python):
-    file = tmp_path / "a.npz"
-    np.savez(file, weights=np.full((2, 2), 0.5), tokens=np.array(["kitabı", "onu"]))
-    text = python(f"from attnc.__main__ import main; main(['view', {str(file)!r}])", PYTHONIOENCODING="ascii")
-    assert text.isascii() and "kitab?" in text and "##" in text
-
-
-@pytest.mark.parametrize(("arrays", "arguments", "message"), [
-    ({"weights": np.eye(3)}, ["--head", "1"], "head must be an integer from 0 to 0, got 1"),
-    ({"weights": np.eye(3)}, ["--row", "3"], "row must be an integer from -3 to 2, got 3"),
-    ({"weights": np.ones((2, 2, 3, 3)) / 3}, ["--head", "1"], "head must be a pair"),
-    ({"query": np.eye(3)}, [], "must hold weights, or query and key; it holds query"),
-    ({"weights": np.eye(3), "tokens": np.array(["a"])}, [], "tokens must be as many as the queries, 3, got 1"),
-    ({"query": np.eye(3), "key": np.eye(3), "scale": np.array("x")}, [], "scale must be a real number"),
-])
-def test_view_says_what_is_wrong(arrays, arguments, message, tmp_path, capsys):
-    file = tmp_path / "a.npz"
-    np.savez(file, **arrays)
-    assert main(["view", str(file), *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_view_needs_an_npz_file(tmp_path, capsys):
-    for name, content in (("missing.npz", None), ("text.npz", b"no zip"), ("empty.npz", b"")):
-        if content is not None:
-            (tmp_path / name).write_bytes(content)
-        assert main(["view", str(tmp_path / name)]) == 2
-        assert name in capsys.readouterr().err
-    np.save(tmp_path / "one.npy", np.eye(2))
-    assert main(["view", str(tmp_path / "one.npy")]) == 2
-    with pytest.raises(SystemExit):
-        main(["view", "a.npz", "--head", "one"])
 
 
 # A notebook

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .._checks import integer
+from .._checks.arrays import as_array
+from ..weights import AttentionWeights
 from .lazy import Lazy, missing, slack
 from .tokens import starts
 
@@ -14,8 +16,9 @@ def load(weights, mask=None):
 
     Parameters
     ----------
-    weights : array (..., q_len, kv_len), AttentionWeights, or a list of these, one a layer
-        Axes before the heads are layers; two axes are one head of one layer.
+    weights : array (..., q_len, kv_len), AttentionWeights, or a list or tuple of these, one a layer
+        Axes before the heads are layers; two axes are one head of one layer. An array is all that NumPy can read:
+        tensors of torch (off their graph and device), arrays of jax and dask, whatever has ``__array__`` or DLPack.
     mask : bool array that broadcasts to the weights, optional
         True where a key is allowed. Without it, a weight of exactly 0 counts as not allowed; so do the masked places
         of a numpy.ma array.
@@ -27,18 +30,34 @@ def load(weights, mask=None):
     """
     if isinstance(weights, (Dense, Lazy, Stack)):
         return weights
-    if isinstance(weights, (list, tuple)) and weights and all(_whole(layer) for layer in weights):
-        parts = [load(layer, mask) for layer in weights]
-        return parts[0] if len(parts) == 1 else Stack(parts)
-    if hasattr(weights, "topk"):
+    if isinstance(weights, AttentionWeights):
         if mask is not None:
             raise ValueError("mask is for dense arrays; lazy weights know their own")
         return Lazy(weights)
+    if isinstance(weights, (list, tuple)) and weights and all(_is_layer(layer) for layer in weights):
+        parts = [load(layer, mask) for layer in weights]
+        return parts[0] if len(parts) == 1 else Stack(parts)
+    if isinstance(weights, (list, tuple)) and any(layer is None for layer in weights):
+        raise TypeError("weights must be an array for each layer, got None: a model of transformers returns its "
+                        "weights with output_attentions=True and attn_implementation='eager'")
     return Dense(weights, mask)
 
 
-def _whole(layer) -> bool:
-    return hasattr(layer, "topk") or getattr(layer, "ndim", 0) >= 2
+def _is_layer(layer) -> bool:
+    return isinstance(layer, AttentionWeights) or len(getattr(layer, "shape", ())) >= 2
+
+
+def read_array(name: str, x) -> np.ndarray:
+    """`x` as an array; a tensor of torch leaves its graph and device first, and bfloat16, which NumPy lacks."""
+    if hasattr(x, "detach"):
+        x = x.detach().cpu()
+        x = x.float() if str(x.dtype) == "torch.bfloat16" else x
+    if not hasattr(x, "__array__"):
+        if hasattr(x, "__dlpack__"):
+            x = np.from_dlpack(x)
+        elif hasattr(x, "dense"):       # lazy weights of attnc.integrations.dask
+            x = x.dense()
+    return as_array(name, x)
 
 
 def pick(source, head) -> tuple[int, int]:
@@ -63,6 +82,20 @@ def check_row(source, row) -> int:
     return integer("row", row, -q_len, q_len - 1) % q_len
 
 
+def telling(pooled, q_len) -> int:
+    """The row whose bin has the weight that stands out most; the first row and key aside, which are often a sink.
+
+    A weight w stands out by w log(w n) among the n bins that its row may see: rows that see few keys have large weights
+    that say nothing.
+    """
+    count = (~np.isnan(pooled)).sum(1)[1:, None]
+    inner = np.nan_to_num(pooled)[1:, 1:]
+    if not inner.size:
+        return 0
+    out = inner * np.log(np.maximum(inner * count, np.finfo(np.float32).tiny))
+    return int(starts(q_len, len(pooled))[1 + int(out.max(1).argmax())])
+
+
 def entropy_of(share, nowhere) -> float:
     """The entropy of one row in nats, its share on no key an event as in `AttentionWeights.entropy`."""
     return float(_entropy(np.append(share, nowhere).astype(np.float64)))
@@ -72,15 +105,17 @@ class Dense:
     """Weights that are there as an array."""
 
     def __init__(self, weights, mask=None):
-        hidden = np.ma.getmask(weights) if isinstance(weights, np.ma.MaskedArray) else None
-        weights = np.asarray(weights)
+        hidden, eps = None, _eps(getattr(weights, "dtype", None))
+        if isinstance(weights, np.ma.MaskedArray):
+            hidden, weights = np.ma.getmask(weights), weights.data
+        weights = read_array("weights", weights)
+        if weights.dtype.kind != "f" and weights.dtype.name != "bfloat16":
+            raise TypeError(f"weights must be floats, got {weights.dtype.name}")
         if weights.ndim < 2 or weights.size == 0:
             raise ValueError(f"weights must be (..., q_len, kv_len) and not empty, got shape {weights.shape}")
-        if weights.dtype.kind not in "fV" or (weights.dtype.kind == "V" and weights.dtype.name != "bfloat16"):
-            raise TypeError(f"weights must be floats, got {weights.dtype.name}")
         allowed = None if hidden is None or hidden is np.ma.nomask else ~hidden
         if mask is not None:
-            mask = np.asarray(mask)
+            mask = read_array("mask", mask)
             if mask.dtype != bool:
                 raise TypeError(f"mask must be bool, True where a key is allowed, got {mask.dtype.name}")
             try:
@@ -90,8 +125,8 @@ class Dense:
         heads = weights.shape[-3] if weights.ndim > 2 else 1
         self.shape = (weights.size // (heads * weights.shape[-1] * weights.shape[-2]), heads, *weights.shape[-2:])
         self.weights = weights.reshape(self.shape)
-        if self.weights.dtype.itemsize < 4:
-            self.weights = self.weights.astype(np.float32)
+        if self.weights.dtype not in (np.float32, np.float64):      # float16, bfloat16; longdouble, other byte orders
+            self.weights = self.weights.astype(np.float32 if weights.dtype.itemsize <= 4 else np.float64)
         self.allowed = (self.weights != 0) if allowed is None else allowed.reshape(self.shape)
         if not np.all(self.allowed | (self.weights == 0)):
             self.weights = np.where(self.allowed, self.weights, 0)
@@ -99,7 +134,7 @@ class Dense:
         if low < 0 or high > 1.01:
             raise ValueError(f"weights must lie between 0 and 1, got {low:.4g} to {high:.4g}; "
                              "if these are scores, attnc.softmax makes weights of them")
-        self._slack = slack(max(float(np.finfo(np.float32).eps), _eps(weights.dtype)), self.shape[3])
+        self._slack = slack(eps, self.shape[3])
 
     def map(self, bins, reduce):
         """(layers, heads, row bins, column bins): NaN where nothing is allowed."""
@@ -203,8 +238,10 @@ class Stack:
         return self.parts[at], layer - int(ends[at]) + self.parts[at].shape[0]
 
 
-def _eps(dtype: np.dtype) -> float:
-    return 2.0**-7 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps)
+def _eps(dtype) -> float:
+    """The rounding of weights of this dtype, which may be that of another library; float32's at least."""
+    small = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+    return next((eps for name, eps in small.items() if str(dtype).endswith(name)), 2.0**-23)
 
 
 def _entropy(weights: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .colours import ramp
-from .source import check_row, entropy_of, pick
+from .source import check_row, entropy_of, pick, telling
 from .tokens import check_bins, check_tokens, shorten, starts, width
 
 BLOCKS, PLAIN = "  ░░▒▒▓▓██", "  ..::++##"      # five shades, two columns each
@@ -24,7 +24,7 @@ def show(source, tokens=None, key_tokens=None, *, head=None, row=None, top=8, co
     tokens, key_tokens, head
         As in `attnc.plot.heatmap`.
     row : int, optional
-        Which row is listed; by default the one with the largest weight away from the first key.
+        Which row is listed; by default the one whose largest weight away from the first key stands out most.
     top : int
         How many of its keys are listed.
     columns : int
@@ -50,7 +50,7 @@ def show(source, tokens=None, key_tokens=None, *, head=None, row=None, top=8, co
     pooled = one.map(bins, "mean").reshape(-1, *bins)
     allowed = ~np.isnan(pooled).all(0)
     pooled = np.where(allowed, np.nan_to_num(pooled).mean(0), np.nan)
-    row = _telling(pooled, q_len) if row is None else check_row(source, row)
+    row = telling(pooled, q_len) if row is None else check_row(source, row)
 
     which = (f"mean of {layers * heads} heads" if chosen is None else
              f"head {chosen[1]}" if layers == 1 else "layer {}, head {}".format(*chosen))
@@ -61,13 +61,6 @@ def show(source, tokens=None, key_tokens=None, *, head=None, row=None, top=8, co
     lines += _row(one, row, names, keys, top, columns, ascii)
     text = "\n".join(line.rstrip() for line in lines)
     return text.translate(str.maketrans("×›…“”", "x>~''")) if ascii else text
-
-
-def _telling(pooled, q_len):
-    """The row whose bin has the largest weight, the first row and key aside: those are often a sink."""
-    inner = np.nan_to_num(pooled)[1:, 1:]
-    at = 1 + int(inner.max(1).argmax()) if inner.size else 0
-    return int(starts(q_len, len(pooled))[at])
 
 
 def _map(pooled, names, label, row, q_len, colour, ascii):

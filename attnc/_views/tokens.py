@@ -1,7 +1,8 @@
-"""Tokens as people read them: without sub-word marks, shortened, and thinned to what fits."""
+"""Text as people read it: tokens without sub-word marks, control characters as escapes, labels that fit."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 
@@ -10,6 +11,40 @@ import numpy as np
 from .._checks import integer
 
 _BLANKS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+_BREAKS = {sign: shown for sign, shown in _BLANKS.items() if sign.strip(" ")}
+SIGNS = 16      # letters and combining marks that a column may hold
+# C0 and C1 controls, bidirectional and zero-width ones, surrogates without a partner, line and paragraph separators.
+_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+# Signs of category Cf that are drawn: they stand before a number or a name.
+_DRAWN = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
+_JOINER = "\u034f"       # the grapheme joiner, invisible though no control by its category
+# Joiners stay between two letters of scripts that are spelled with them (Arabic to Mongolian), and within emoji.
+_JOINING = "[\u0600-\u18af\u2190-\u2bff\ufe0f\U0001f000-\U0001faff]"
+_JOINED = re.compile(f"(?<={_JOINING})[\u200c\u200d](?={_JOINING})")
+
+
+def visible(text: str) -> str:
+    """`text` with its control characters as escapes, so that a terminal or a page shows them instead of obeying them.
+
+    Examples
+    --------
+    >>> print(visible("a\\x1b[2Jb\\u202ec"))
+    a\\x1b[2Jb\\u202ec
+    """
+    if text.isprintable() and _JOINER not in text:
+        return text
+    joiners = {found.start() for found in _JOINED.finditer(text)}
+    return "".join(_escaped(sign) if at not in joiners else sign for at, sign in enumerate(text))
+
+
+def _escaped(sign: str) -> str:
+    hidden = (unicodedata.category(sign) in _HIDDEN and sign not in _DRAWN) or sign == _JOINER
+    return sign.encode("unicode_escape").decode() if hidden else sign
+
+
+def visible_lines(text: str) -> str:
+    """`text` with every control character but line feeds as an escape."""
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def check_tokens(name: str, tokens, length: int, of: str) -> list[str] | None:
@@ -28,7 +63,7 @@ def clean(tokens: Sequence[str]) -> list[str]:
     """Tokens without the marks of sub-words: ``▁`` (SentencePiece), ``##`` (WordPiece), ``Ġ`` (bytes as letters).
 
     Where a ``Ġ`` or ``Ċ`` shows that bytes are written as letters, as in GPT-2, they are turned back into text;
-    a token that is a part of a character stays as it is.
+    a token that is a part of a character stays as it is. Blanks and control characters become visible.
     """
     bytewise = any("Ġ" in token or "Ċ" in token for token in tokens)
     return [_clean(_decoded(token) if bytewise else token) for token in tokens]
@@ -36,8 +71,8 @@ def clean(tokens: Sequence[str]) -> list[str]:
 
 def _clean(token: str) -> str:
     bare = token.lstrip("▁ ").removeprefix("##") or token.replace("▁", " ")
-    bare = "".join(_BLANKS.get(sign, sign) for sign in bare) if not bare.strip() else bare.replace("\n", "⏎")
-    return bare or _BLANKS[""]
+    signs = _BLANKS if not bare.strip() else _BREAKS
+    return visible("".join(signs.get(sign, sign) for sign in bare)) or _BLANKS[""]
 
 
 def _decoded(token: str) -> str:
@@ -59,17 +94,25 @@ _BYTES = _letters()
 
 def width(text: str) -> int:
     """How many columns a terminal gives to `text`: two for a wide letter, none for a combining one."""
-    return sum(0 if unicodedata.combining(sign) or unicodedata.category(sign) == "Cf"
-               else 2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _columns(sign: str) -> int:
+    if unicodedata.combining(sign) or unicodedata.category(sign) in ("Cf", "Me", "Mn"):
+        return 0
+    return 2 if unicodedata.east_asian_width(sign) in "WF" else 1
 
 
 def shorten(text: str, columns: int) -> str:
-    """`text` in at most `columns` columns, the end replaced by an ellipsis."""
-    if width(text) <= columns:
-        return text
-    while text and width(text) > columns - 1:
-        text = text[:-1]
-    return text + "…"
+    """`text` in at most `columns` columns, the end replaced by an ellipsis; reads no more of it than it keeps."""
+    used = kept = 0
+    for at, sign in enumerate(text):
+        used += _columns(sign)
+        if used > columns or at >= SIGNS * columns:     # a sign of no column may be followed by any number of them
+            return text[:kept] + "…"
+        if used < columns:
+            kept = at + 1
+    return text
 
 
 def starts(length: int, bins: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._checks import attention_args, integer
+from .._views.source import read_array
 from .._views.tokens import check_tokens, shorten
 from ..attention import attention, attention_scores
 from . import _style
@@ -75,6 +76,7 @@ def explain(query, key, value, *, row, tokens=None, key_tokens=None, head=None, 
     words = WORDS | (words or {})
     if wrong := options.keys() & {"want", "out", "stage"}:
         raise TypeError(f"explain shows every link of the chain; it has no option {', '.join(sorted(wrong))}")
+    query, key, value = (read_array(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
     args = attention_args(query, key, value, **options)
     if 0 in (args.q_len, args.kv_len, args.value_dim):
         raise ValueError(f"query, key and value must hold something to explain, got {args.q_len} queries and "
