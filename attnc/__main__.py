@@ -10,6 +10,8 @@ from pathlib import Path
 
 import attnc
 import attnc.datasets
+from attnc._files import whole, write_text
+from attnc._views.tokens import visible, visible_lines
 from attnc.bench import cases, chain, machine, parity, peers, report, runner
 
 
@@ -82,8 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
         return subprocess.call(command, env=os.environ | {"ATTNC_ISA": isa})
     try:
         return options.run(options)
-    except (ValueError, TypeError, ImportError, OSError) as error:
-        print(f"{error}", file=sys.stderr)
+    except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
+        print(visible_lines(str(error)) or type(error).__name__, file=sys.stderr)
         return 2
     except runner.Failed as error:
         print(f"a contender cannot start: {error}", file=sys.stderr)
@@ -138,9 +140,9 @@ def _bench(options) -> int:
         result = runner.run(chosen, contenders=contenders, threads=threads, rounds=options.rounds, progress=progress)
     print(report.speed_table(result), "", *report.notes(result), sep="\n")
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_text(options.json, json.dumps(result, indent=1) + "\n")
     found = report.regressions(old, result) if old else []
-    print(*(f"FAIL {line}" for line in found), sep="\n", end="\n" if found else "")
+    print(*(f"FAIL {visible(line)}" for line in found), sep="\n", end="\n" if found else "")
     return 0 if result["passed"] and not found else 1
 
 
@@ -155,12 +157,12 @@ def _view(options) -> int:
                          columns=shutil.get_terminal_size().columns, ascii=not _writes(encoding, terminal.SIGNS))
     print(text.encode(encoding, "replace").decode(encoding))
     if options.html:
-        attnc.explorer(source, tokens, key_tokens=key_tokens, path=options.html, row=options.row,
+        attnc.explorer(source, tokens, key_tokens=key_tokens, path=options.html, head=options.head, row=options.row,
                        title=options.file.stem)
-        print(f"\n{options.html}: open it in a browser")
+        print(f"\n{visible(str(options.html))}: open it in a browser")
     if options.plot:
         _plot(options, source, tokens, key_tokens)
-        print(f"\n{options.plot}: written")
+        print(f"\n{visible(str(options.plot))}: written")
     return 0
 
 
@@ -168,7 +170,8 @@ def _plot(options, source, tokens, key_tokens):
     one = options.head is not None or source.shape[0] * source.shape[1] == 1
     drawn = (attnc.plot.heatmap(source, tokens, key_tokens=key_tokens, head=options.head).figure if one
              else attnc.plot.heads(source))
-    drawn.savefig(options.plot, dpi=150)
+    with whole(options.plot) as part:
+        drawn.savefig(part, dpi=150)
 
 
 def _writes(encoding, text) -> bool:

@@ -110,7 +110,8 @@ MAY_IMPORT = {
     "testing": {"_checks", "masks", "reference", "results"},
     "datasets": set(),
     "weights": {"_call", "_checks", "_isa", "_views", "results", "weights"},
-    "_views": {"_checks", "_views", "weights"},
+    "_files": set(),
+    "_views": {"_checks", "_files", "_views", "weights"},
     "plot": {"_checks", "_views", "attention", "plot"},
 }
 TOP = {"__init__", "__main__", "bench", "integrations"}     # may import anything; nobody imports them

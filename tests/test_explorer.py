@@ -63,7 +63,7 @@ def test_maps_entropies_and_shares(made):
             pooled[where[i], where[j]] += weights[head, i, j] / (where == where[i]).sum()
             allowed[where[i], where[j]] |= j <= i
         assert ((levels[head] > 0) == allowed).all()
-        shown = ((levels[head] - 1.0) / 254) ** 2 * data["largest"][head]
+        shown = ((levels[head] - 1.0) / 254) ** 4 * data["largest"][head]
         assert np.abs(np.sqrt(shown[allowed]) - np.sqrt(pooled[allowed])).max() <= np.sqrt(data["largest"][head]) / 254
         entropy, first, none, _ = data["rowData"][head]
         missing = 1 - weights[head].sum(-1)
@@ -74,7 +74,7 @@ def test_maps_entropies_and_shares(made):
         np.testing.assert_allclose(array(first, "<u2") / 65535, weights[head, :, 0], atol=1e-5)
         previous = weights[head].diagonal(-1).sum() / 130
         assert abs(data["statistics"]["previous"]["values"][head] - previous) < 2e-5
-    assert data["tokens"][:2] == ["w0", "w1"] and data["same"] and data["start"] == 129
+    assert data["tokens"][:2] == ["w0", "w1"] and data["same"] and data["row"] == 129
 
 
 def test_twelve_layers_of_twelve_heads_and_512_tokens_take_less_than_6_mb(seed):
@@ -147,6 +147,8 @@ def test_a_notebook_gets_a_frame_and_repr_says_what_it_is():
     page = attnc.explorer(np.full((3, 2, 2), 0.5), ["a", "b"], title='"quoted"')
     [(_, attributes)] = [part for part in Parser(page._repr_html_()).tags if part[0] == "iframe"]
     assert attributes["srcdoc"] == page.html and attributes["sandbox"] == "allow-scripts"
+    assert attributes["title"] == '"quoted": 1 layer, 3 heads, 2 queries, 2 keys'
+    assert "<title>&quot;quoted&quot;: 1 layer, 3 heads, 2 queries, 2 keys</title>" in page.html
     assert re.fullmatch(r"Page\(1 layer, 3 heads, 2 queries, 2 keys: \d+ kB\)", repr(page))
 
 
@@ -159,8 +161,6 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         attnc.explorer(np.eye(3), path=path)
     assert path.read_text(encoding="utf-8") == page.html
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
-    with pytest.raises(OSError):
-        page.save(tmp_path / "nowhere" / "page.html")
 
 
 @pytest.mark.parametrize(("options", "error", "text"), [
@@ -168,6 +168,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     ({"bins": (5, 1)}, ValueError, "row_bins must be an integer from 1 to 4, got 5"),
     ({"top": 0}, ValueError, "top must be an integer from 1 to 64, got 0"),
     ({"row": 4}, ValueError, "row must be an integer from -4 to 3, got 4"),
+    ({"head": 1}, ValueError, "head must be an integer from 0 to 0, got 1"),
     ({"tokens": ["a"] * 3}, ValueError, "tokens must be as many as the queries, 4, got 3"),
     ({"key_tokens": ["a"] * 5}, ValueError, "key_tokens must be as many as the keys, 4, got 5"),
     ({"tokens": 3}, TypeError, "tokens must be a list of str"),
@@ -190,3 +191,52 @@ def test_distances_are_left_out_where_the_keys_are_another_text():
     own, cross = attnc.explorer(weights, words), attnc.explorer(weights, words, key_tokens=list("xyz"))
     assert list(inside(own)["statistics"]) == ["entropy", "distance", "first", "previous"]
     assert list(inside(cross)["statistics"]) == ["entropy", "first"]
+
+
+def test_a_page_opens_at_a_head_and_at_its_most_telling_row():
+    """Row 1 of a causal head has large weights because it sees two keys; row 6 chooses one key of seven."""
+    weights = np.tri(8) / np.arange(1, 9)[:, None]
+    weights[1, :2], weights[6, :7] = (0.3, 0.7), 0.05
+    weights[6, 3] = 0.7
+    layers = np.stack([np.tri(8) / np.arange(1, 9)[:, None]] * 6).reshape(2, 3, 8, 8)
+    layers[1, 2] = weights
+    data = inside(attnc.explorer(layers, head=(1, 2)))
+    assert (data["head"], data["row"]) == (5, 6)
+    assert inside(attnc.explorer(layers, head=(1, 2), row=-3))["row"] == 5
+    assert inside(attnc.explorer(layers))["head"] == 0
+    with pytest.raises(ValueError, match="head must be a pair"):
+        attnc.explorer(layers, head=1)
+    for small in (np.ones((1, 1)), np.ones((3, 1)), np.full((2, 2), np.nan), np.zeros((2, 2))):
+        assert inside(attnc.explorer(small))["row"] in (0, 1)
+
+
+def test_colours_end_at_a_percentile_of_the_cells_without_the_first_key(seed):
+    weights = np.random.default_rng(seed).dirichlet(np.ones(40), size=(2, 40))
+    weights = weights * np.tri(40) / (weights * np.tri(40)).sum(-1, keepdims=True)
+    data = inside(attnc.explorer(weights))
+    for head in (0, 1):
+        seen = [weights[head, i, j] for i in range(40) for j in range(1, i + 1)]
+        assert np.isclose(data["high"][head], np.percentile(seen, data["percentile"]))
+        assert data["largest"][head] == 1 > 2 * data["high"][head]      # the first row has all of its weight on a key
+    assert inside(attnc.explorer(np.eye(1)))["high"] == [1]
+
+
+def test_weights_of_every_float_type_make_the_page_of_float64(seed):
+    weights = np.random.default_rng(seed).dirichlet(np.ones(5), size=5)
+    wanted = attnc.explorer(weights).html
+    for same in (weights.astype(np.longdouble), weights.astype(">f8"), weights.tolist(), np.ma.array(weights)):
+        assert attnc.explorer(same).html == wanted
+
+
+def test_control_characters_are_escaped_in_tokens_and_titles(tmp_path):
+    evil = ["\x1b]0;title\x07", "\ud800", "a\u202eb\u200b", "\x9b2J"]
+    page = attnc.explorer(np.eye(4), evil, title="\x1b[2J \u2066title\udc80", path=tmp_path / "page.html")
+    assert inside(page)["tokens"] == [r"\x1b]0;title\x07", r"\ud800", r"a\u202eb\u200b", r"\x9b2J"]
+    assert r"<h1>\x1b[2J \u2066title\udc80</h1>" in page.html
+    bad = {sign for sign in page.html if not sign.isprintable()} - {"\n"}
+    assert not bad
+
+
+def test_a_token_of_100_000_letters_does_not_make_a_page_of_them():
+    page = attnc.explorer(np.eye(2), ["a" * 100_000, "b"])
+    assert len(page.html) < 60_000 and inside(page)["tokens"][0] == "a" * 199 + "…"

@@ -360,14 +360,15 @@ def test_without_matplotlib_the_error_says_what_to_install(weights, monkeypatch)
 
 
 def test_view_writes_a_figure_of_a_head_or_of_all(tmp_path, data, weights, monkeypatch, capsys):
-    file, figure = tmp_path / "a.npz", tmp_path / "a.png"
+    file, figure, savefig = tmp_path / "a.npz", tmp_path / "a.png", matplotlib.figure.Figure.savefig
     np.savez(file, weights=weights, tokens=np.array(data.tokens))
     for arguments, sides in (["--head", "3"], 1), ([], 12):
         seen = []
-        monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda made, *a, seen=seen, **k: seen.append(made))
+        monkeypatch.setattr(matplotlib.figure.Figure, "savefig",
+                            lambda made, *a, seen=seen, **k: seen.append(made) or savefig(made, *a, **k))
         assert main(["view", str(file), "--plot", str(figure), *arguments]) == 0
         assert len(seen[0].axes) == sides + 1 and str(figure) in capsys.readouterr().out
-    monkeypatch.undo()
+        monkeypatch.undo()
     assert main(["view", str(file), "--plot", str(figure), "--head", "0"]) == 0
     assert pyplot.imread(figure).shape[2] >= 3
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -5,24 +5,26 @@ from __future__ import annotations
 import base64
 import html
 import json
-import os
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
 from .._checks import integer
+from .._files import write_text
 from .colours import ramp
-from .source import load
-from .tokens import check_bins, check_tokens
+from .source import check_row, load, pick, telling
+from .tokens import check_bins, check_tokens, shorten, visible
 
 CODE_BITS = 24              # of a key and its weight together
 MAX_KEYS = 2**16            # leaves 8 bits for the weight
 MAX_TOP = 64
+NAME = 200                  # columns of a token; the page does not grow with longer ones
+PERCENTILE = 99
 
 
-def explorer(weights, tokens=None, *, key_tokens=None, path=None, mask=None, bins=None, top=None, row=None,
-             title="Attention weights"):
+def explorer(weights, tokens=None, *, key_tokens=None, path=None, mask=None, bins=None, top=None, head=None,
+             row=None, title="Attention weights"):
     """Make one self-contained HTML page in which weights can be looked at, head by head and row by row.
 
     An overview of all heads, ordered by layer or by a statistic; the pooled map of one; for the row under the pointer
@@ -31,8 +33,9 @@ def explorer(weights, tokens=None, *, key_tokens=None, path=None, mask=None, bin
 
     Parameters
     ----------
-    weights : array (..., heads, q_len, kv_len), AttentionWeights, or a list of these, one a layer
-        Axes before the heads are layers. Lazy weights are swept tile by tile: the matrix is never built.
+    weights : array (..., heads, q_len, kv_len), AttentionWeights, or a list or tuple of these, one a layer
+        Axes before the heads are layers. An array is all that NumPy can read, such as the ``attentions`` of a model in
+        torch. Lazy weights are swept tile by tile: the matrix is never built.
     tokens : list of str, optional
         Names of the queries, and of the keys too where there are as many; in any script. Sub-word marks are taken off.
     key_tokens : list of str, optional
@@ -47,8 +50,11 @@ def explorer(weights, tokens=None, *, key_tokens=None, path=None, mask=None, bin
         Largest weights kept for each row, 8 by default and 64 at most. Each takes three bytes: the index of the key in
         as many bits as it needs, the square root of the weight in the rest (15 bits for 512 keys, where a weight is off
         by less than 0.00004).
+    head : int or (layer, head), optional
+        The head that is shown first; by default the first one.
     row : int, optional
-        The row that is shown first; 0 by default, negative ones count from the end.
+        The row that is shown first, negative ones count from the end; by default the row of that head whose largest
+        weight away from the first key stands out most.
     title : str
         Heading of the page.
 
@@ -60,13 +66,16 @@ def explorer(weights, tokens=None, *, key_tokens=None, path=None, mask=None, bin
     Raises
     ------
     ValueError, TypeError
-        More than 65,536 keys; tokens that do not match the length; bins of 0 or more than the length; layers of
-        different shapes; what is no array of weights.
+        More than 65,536 keys; tokens that do not match the length; bins of 0 or more than the length; a head or row
+        that is not there; layers of different shapes; what is no array of weights.
     OSError
         If the file cannot be written.
 
     Notes
     -----
+    The colours of a map end at its largest weight; where that is twice the 99th percentile of all cells without the
+    first key, as in causal models, they end at the percentile, and a checkbox of the page changes it.
+
     The size is about 4/3 (bins² + q_len (3 top + 6)) bytes a head: under 5 MB for 12 layers of 12 heads and 512 tokens.
 
     Examples
@@ -86,11 +95,16 @@ def explorer(weights, tokens=None, *, key_tokens=None, path=None, mask=None, bin
     key_names = check_tokens("key_tokens", key_tokens, kv_len, "the keys")
     bins = check_bins(bins, q_len, kv_len, 96)
     top = min(8 if top is None else integer("top", top, 1, MAX_TOP), kv_len)
-    row = 0 if row is None else integer("row", row, -q_len, q_len - 1) % q_len
+    layer, head = (0, 0) if head is None else pick(source, head)
+    row = None if row is None else check_row(source, row)
     same = bool(names and not key_names and q_len == kv_len)
-    data = _data(source, bins, top, cross=key_names is not None)
-    data |= {"tokens": names, "keyTokens": key_names, "same": same, "start": row}
-    page = Page(_page(str(title), data), source.shape)
+    summary = source.summary(bins, top)
+    if row is None:
+        row = telling(summary[0][layer, head], q_len)
+    data = _data(source, summary, bins, top, cross=key_names is not None)
+    names, key_names = (found and [shorten(name, NAME) for name in found] for found in (names, key_names))
+    data |= {"tokens": names, "keyTokens": key_names, "same": same, "head": layer * source.shape[1] + head, "row": row}
+    page = Page(visible(str(title)), data, source.shape)
     if path is not None:
         page.save(path)
     return page
@@ -105,40 +119,37 @@ class Page:
         The whole page.
     """
 
-    def __init__(self, text, shape):
-        self.html = text
-        self._shape = shape
+    def __init__(self, title, data, shape):
+        self._shape, self._title = shape, f"{title}: {_counts(shape)}"
+        self.html = _page(title, self._title, data)
 
     def save(self, path) -> Path:
         """Write the page to `path`, whole or not at all, and return the path."""
-        path = Path(path)
-        # Beside its place and then renamed: nobody ever sees half a file.
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            part.write_text(self.html, encoding="utf-8")
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-        return path
+        write_text(path, self.html)
+        return Path(path)
 
     def __repr__(self):
-        counts = zip(self._shape, ("layer", "head", "query", "key"), strict=True)
-        said = ", ".join(f"{n} {name if n == 1 else {'query': 'queries'}.get(name, name + 's')}" for n, name in counts)
-        return f"Page({said}: {round(len(self.html.encode()) / 1000):,} kB)"
+        return f"Page({_counts(self._shape)}: {round(len(self.html.encode()) / 1000):,} kB)"
 
     def _repr_html_(self):
-        return (f'<iframe srcdoc="{html.escape(self.html)}" title="Attention weights" sandbox="allow-scripts" '
-                'style="width:100%;height:800px;border:0"></iframe>')
+        return (f'<iframe srcdoc="{html.escape(self.html)}" title="{html.escape(self._title)}" '
+                'sandbox="allow-scripts" style="width:100%;height:800px;border:0"></iframe>')
 
 
-def _data(source, bins, top, cross) -> dict:
+def _counts(shape) -> str:
+    names = (("layer", "layers"), ("head", "heads"), ("query", "queries"), ("key", "keys"))
+    return ", ".join(f"{count:,} {name[count != 1]}" for count, name in zip(shape, names, strict=True))
+
+
+def _data(source, summary, bins, top, cross) -> dict:
     """Everything that the page knows of the weights."""
     layers, heads, q_len, kv_len = source.shape
-    pooled, weights, keys, entropy, distance = source.summary(bins, top)
+    pooled, weights, keys, entropy, distance = summary
     nowhere, first = source.no_key(), source.column(0)
     shares = [first, nowhere if nowhere.any() else None]
     largest = np.maximum(np.nan_to_num(pooled).max((-1, -2)), np.finfo(np.float32).tiny)
-    levels = 1 + np.round(254 * np.sqrt(np.nan_to_num(pooled) / largest[..., None, None]))
+    # The fourth root: colours that end at a percentile, a small part of the largest, still have many steps.
+    levels = 1 + np.round(254 * np.sqrt(np.sqrt(np.nan_to_num(pooled) / largest[..., None, None])))
     levels = np.where(np.isnan(pooled), 0, levels)
     bits = CODE_BITS - max(1, (kv_len - 1).bit_length())
     best = _codes(weights, keys, bits)
@@ -146,12 +157,21 @@ def _data(source, bins, top, cross) -> dict:
     return {
         "layers": layers, "heads": heads, "rows": q_len, "keys": kv_len, "bins": bins, "top": top, "weightBits": bits,
         "maps": _text(levels.astype(np.uint8)), "largest": largest.ravel().tolist(),
+        "percentile": PERCENTILE, "high": _high(pooled, largest),
         "rowData": [[_text(entropy[at].astype("<f4")), *(share if share is None else _text(_sixteenths(share[at]))
                                                          for share in shares), _text(best[at])] for at in places],
         "statistics": _statistics(entropy, None if cross else distance, first, nowhere,
                                   None if cross else source.diagonal(kv_len - q_len - 1)),
         "colours": {"light": _text(ramp()), "dark": _text(ramp(dark=True))},
     }
+
+
+def _high(pooled, largest) -> list[float]:
+    """For each head the weight that all but a hundredth of the cells stay below, those of the first key aside."""
+    inner = pooled[..., 1:].reshape(*largest.shape, -1)
+    found = [np.percentile(cells, PERCENTILE) if cells.size else 0
+             for cells in (row[~np.isnan(row)] for row in inner.reshape(largest.size, -1))]
+    return np.where(np.array(found) > 0, found, largest.ravel()).astype(float).tolist()
 
 
 def _statistics(entropy, distance, first, nowhere, previous) -> dict:
@@ -186,10 +206,10 @@ def _text(array) -> str:
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
 
 
-def _page(title, data) -> str:
+def _page(title, whole_title, data) -> str:
     """The page with its style, program and data inside."""
     html_, css, js = (files(__package__).joinpath(f"page.{kind}").read_text(encoding="utf-8")
                       for kind in ("html", "css", "js"))
     # "<" would end the element that holds the data.
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return html_ % {"title": html.escape(title), "css": css, "js": js, "data": text}
+    return html_ % {"title": html.escape(title), "whole": html.escape(whole_title), "css": css, "js": js, "data": text}

@@ -1,6 +1,7 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const {layers, heads, rows, keys, bins: [rowBins, keyBins], top: most, weightBits} = data;
+const title = document.title;
 const $ = id => document.getElementById(id);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const bytes = text => Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
@@ -12,8 +13,9 @@ const percent = share => (100 * share).toFixed(1) + " %";
 const queryName = at => data.tokens ? data.tokens[at] : "row " + at;
 const named = Boolean(data.keyTokens || data.same);
 const keyName = at => data.keyTokens ? data.keyTokens[at] : data.same ? data.tokens[at] : "key " + at;
+const shows = "weight of each query on each key";
 const binStart = (bin, count, length) => Math.ceil(bin * length / count);
-const state = {head: 0, row: data.start, pinned: data.start};
+const state = {head: data.head, row: data.row, pinned: data.row};
 
 // What a head has for each row, decoded when it is first looked at.
 const decoded = new Map();
@@ -40,15 +42,22 @@ function topOf(head, row) {
 const ramps = [data.colours.light, data.colours.dark].map(text => bytes(text));
 const ramp = () => ramps[dark.matches ? 1 : 0];
 
-function paint(canvas, head, largest) {
+const weightOf = (level, head) => ((level - 1) / 254) ** 4 * data.largest[head];
+// Where most cells are a small part of the largest, as in causal models, colours end at a percentile of them.
+const needsCut = head => 2 * data.high[head] < data.largest[head];
+const endOf = (head, cut) => cut ? Math.min(data.high[head], data.largest[head]) : data.largest[head];
+
+function paint(canvas, head, end) {
   canvas.width = keyBins;
   canvas.height = rowBins;
   const image = new ImageData(keyBins, rowBins), pixels = image.data, colours = ramp();
-  const stretch = 255 / 254 * Math.sqrt(data.largest[head] / largest), from = head * rowBins * keyBins;
+  const from = head * rowBins * keyBins;
+  const steps = Uint8Array.from({length: 256}, (_, level) => Math.min(255, Math.round(
+    255 * Math.sqrt(weightOf(level, head) / end))));
   for (let at = 0; at < rowBins * keyBins; at++) {
     const level = maps[from + at];
     if (!level) continue;       // not allowed: the hatching behind the canvas is seen
-    const colour = 3 * Math.min(255, Math.round((level - 1) * stretch));
+    const colour = 3 * steps[level];
     pixels[4 * at] = colours[colour];
     pixels[4 * at + 1] = colours[colour + 1];
     pixels[4 * at + 2] = colours[colour + 2];
@@ -59,16 +68,8 @@ function paint(canvas, head, largest) {
 
 const cell = (head, row, key) => {
   const level = maps[(head * rowBins + row) * keyBins + key];
-  return level ? ((level - 1) / 254) ** 2 * data.largest[head] : null;
+  return level ? weightOf(level, head) : null;
 };
-
-function largestOf(head) {
-  if (!$("first").checked) return data.largest[head];
-  let level = 0;
-  for (let row = 0; row < rowBins; row++)
-    for (let key = 1; key < keyBins; key++) level = Math.max(level, maps[(head * rowBins + row) * keyBins + key]);
-  return level > 1 ? ((level - 1) / 254) ** 2 * data.largest[head] : data.largest[head];
-}
 
 // Heads
 const place = head => [Math.floor(head / heads), head % heads];
@@ -77,19 +78,22 @@ const buttons = [];
 function buildHeads() {
   const box = $("heads"), grid = layers > 1;
   const columns = grid ? heads : Math.min(heads, 4);
-  box.style.setProperty("--columns", (grid ? "2.2em " : "") + `repeat(${columns}, minmax(0, ${grid ? 52 : 110}px))`);
+  // Maps narrower than 10 pixels show nothing: then the box scrolls.
+  box.style.setProperty("--columns", (grid ? "2.2em " : "") + `repeat(${columns}, minmax(10px, ${grid ? 52 : 110}px))`);
   const label = text => {
     const span = document.createElement("span");
     span.textContent = text;
     span.ariaHidden = "true";
     box.append(span);
   };
+  document.querySelector("main").classList.toggle("many", columns > 16);
   if (grid) ["", ...Array(heads).keys()].forEach(label);
   for (let head = 0; head < layers * heads; head++) {
     if (grid && head % heads === 0) label("L" + place(head)[0]);
     const button = document.createElement("button"), canvas = document.createElement("canvas");
     const small = document.createElement("small");
     button.type = "button";
+    button.setAttribute("aria-label", headName(head));
     button.setAttribute("role", "radio");
     canvas.className = "map";
     button.append(canvas, small);
@@ -99,8 +103,8 @@ function buildHeads() {
   }
   for (const [name, {label, unit, sort}] of Object.entries(data.statistics)) {
     $("order").append(new Option(`${label}, ${sort > 0 ? "smallest" : "largest"} first`, name));
-    buttons.forEach((button, head) => { button.dataset[name] = data.statistics[name].values[head]; });
   }
+  buttons.forEach((button, head) => { button.title = headName(head) + ": " + factsOf(head); });
   $("order").prepend(new Option(layers > 1 ? "layer and head" : "head", "", true, true));
   box.addEventListener("keydown", event => {
     const shown = ordered(), at = shown.indexOf(state.head), sorted = $("order").value;
@@ -143,6 +147,16 @@ function arrange() {
   }
 }
 
+// Numbers of the columns of heads, as many as there is room for.
+function thinLabels() {
+  if (layers === 1) return;
+  const labels = [...$("heads").querySelectorAll("span")].slice(1, heads + 1), room = labels[0].clientWidth + 2;
+  const wide = 7 * String(heads - 1).length + 2, step = [1, 2, 4, 8, 16, 32].find(step => step * room >= wide) || heads;
+  labels.forEach((label, head) => { label.textContent = head % step ? "" : head; });
+}
+
+const factsOf = head => Object.values(data.statistics).map(
+  statistic => `${statistic.label} ${format(statistic, head)}`).join(", ");
 const format = ({unit, values}, head) => unit === "share" ? percent(values[head]) : values[head].toFixed(2) + unit;
 
 function chooseHead(head) {
@@ -150,27 +164,25 @@ function chooseHead(head) {
   buttons.forEach((button, at) => {
     button.setAttribute("aria-checked", at === head);
     button.tabIndex = at === head ? 0 : -1;
-    button.setAttribute("aria-label", headName(at));
-    button.title = headName(at) + ": " + Object.values(data.statistics).map(
-      statistic => `${statistic.label} ${format(statistic, at)}`).join(", ");
   });
-  $("map-name").textContent = headName(head);
-  $("facts").textContent = "Mean over rows: " + Object.values(data.statistics).map(
-    statistic => `${statistic.label} ${format(statistic, head)}`).join(" · ");
-  $("first").checked = keyBins > 1 && data.statistics.first.values[head] > 0.25;
+  $("map-name").textContent = headName(head) + ": " + shows;
+  document.title = headName(head) + " · " + title;
+  $("facts").textContent = "Mean over rows: " + factsOf(head);
+  $("cut").checked = needsCut(head);
+  $("cell").textContent = "";
   drawMap();
   showRow(state.row);
 }
 
 // Map
 function drawMap() {
-  const largest = largestOf(state.head);
+  const largest = endOf(state.head, $("cut").checked);
   paint($("cells"), state.head, largest);
   const context = $("ramp").getContext("2d"), line = new ImageData(256, 1), colours = ramp();
   for (let at = 0; at < 256; at++) line.data.set([...colours.subarray(3 * at, 3 * at + 3), 255], 4 * at);
   context.putImageData(line, 0, 0);
   const more = largest < data.largest[state.head] ? "≥ " : "";
-  const parts = $("ticks").clientWidth < 220 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
+  const parts = $("ticks").clientWidth < 260 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
   $("ticks").replaceChildren(...parts.map(part => {
     const span = document.createElement("span"), weight = part * part * largest;
     span.textContent = (part === 1 ? more : "") + Number(weight.toPrecision(2));
@@ -280,53 +292,64 @@ function pin(row) {
 }
 
 // Tokens
-const words = [];
-function buildWords() {
-  const names = data.same ? data.tokens : data.keyTokens;
-  if (!names || names.length > 8192) return $("text").remove();
-  names.forEach((name, at) => {
+const WORDS = 4096;             // of a longer text those around the row
+const texts = data.same ? data.tokens : data.keyTokens, words = new Map();
+function buildWords(from) {
+  const to = Math.min(texts.length, from + WORDS);
+  words.clear();
+  $("words").replaceChildren();
+  for (let at = from; at < to; at++) {
     const word = document.createElement("bdi");
-    word.textContent = name;
+    word.textContent = texts[at];
     word.title = `key ${at}`;
     if (data.same) word.addEventListener("click", () => pin(at));
-    words.push(word);
+    words.set(at, word);
     $("words").append(word, "\u200b");
-  });
-  $("text-name").textContent = data.same ? "Tokens: shaded by the weight this row gives them; click one to see its row"
-                                         : "Keys: shaded by the weight this row gives them";
+  }
+  const number = at => at.toLocaleString("en");
+  $("part").textContent = texts.length <= WORDS ? "" : `Tokens ${number(from)} to ${number(to - 1)} of ` +
+    `${number(texts.length)}: those around the ${data.same ? "row" : "key of its largest weight"}.`;
 }
 
 function follow() {
-  if (words.length && data.same) $("words").scrollTop = words[state.pinned].offsetTop - $("words").offsetTop - 60;
+  if (!texts) return;
+  const best = topOf(state.head, state.pinned), at = data.same ? state.pinned : best.length ? best[0].key : 0;
+  if (!words.has(at)) {
+    buildWords(Math.max(0, Math.min(at - WORDS / 2, texts.length - WORDS)));
+    markWords(state.row, topOf(state.head, state.row));
+  }
+  if (data.same) $("words").scrollTop = words.get(at).offsetTop - $("words").offsetTop - 60;
 }
 
 let marked = [];
 function markWords(row, best) {
-  if (!words.length) return;
   for (const word of marked) {
     word.removeAttribute("style");
     word.classList.remove("query");
   }
-  marked = best.map(({key, weight}) => {
+  const shown = best.filter(({key}) => words.has(key));
+  marked = shown.map(({key, weight}) => {
+    const word = words.get(key);
     const strength = Math.sqrt(weight), light = dark.matches ? 0.25 + 0.45 * strength : 0.95 - 0.5 * strength;
-    words[key].style.background = `oklch(${light} ${0.03 + 0.1 * strength} 262)`;
-    words[key].style.color = light > 0.55 ? "#0d1220" : "#fff";
-    return words[key];
+    word.style.background = `oklch(${light} ${0.03 + 0.1 * strength} 262)`;
+    word.style.color = light > 0.55 ? "#0d1220" : "#fff";
+    return word;
   });
-  if (data.same) {
-    words[row].classList.add("query");
-    marked.push(words[row]);
+  if (data.same && words.has(row)) {
+    words.get(row).classList.add("query");
+    marked.push(words.get(row));
   }
 }
 
 // Together
 function drawAll() {
-  buttons.forEach((button, head) => paint(button.firstChild, head, data.largest[head]));
+  buttons.forEach((button, head) => paint(button.firstChild, head, endOf(head, needsCut(head))));
   drawMap();
   showRow(state.row);
 }
 
 function layOut() {
+  thinLabels();
   labelAxis($("y-axis"), rows, queryName, Boolean(data.tokens), true);
   labelAxis($("x-axis"), keys, keyName, named, false);
   const most = (axis, side) => Math.max(...[...axis.children].map(span => span[side]));
@@ -339,7 +362,8 @@ $("shape").textContent = (layers > 1 ? `${layers} layers × ` : "") + `${heads} 
   `${rows.toLocaleString("en")} queries × ${keys.toLocaleString("en")} keys`;
 $("under").textContent = (rowBins < rows || keyBins < keys ?
   `A cell is the mean over its rows of their weight on all of its keys (${rowBins} × ${keyBins} cells). ` : "") +
-  "Square-root colours. Point at a row, click to keep it; or focus the map and use the arrow keys.";
+  "Square-root colours. Point at a cell or touch it to read it, click to keep its row; or focus the map and use the " +
+  "arrow keys.";
 $("number").max = rows - 1;
 $("frame").setAttribute("aria-valuemin", 0);
 $("frame").setAttribute("aria-valuemax", rows - 1);
@@ -347,10 +371,13 @@ if (layers * heads === 1) {
   $("overview").hidden = true;
   document.querySelector("main").className = "single";
 }
+if (!texts) $("text").hidden = true;
+$("text-name").textContent = data.same ? "Tokens: shaded by the weight this row gives them; click one to see its row"
+                                       : "Keys: shaded by the weight this row gives them";
+$("cut-name").textContent = `colours to the ${data.percentile}th percentile, without the first key`;
 buildHeads();
-buildWords();
 arrange();
-chooseHead(0);
+chooseHead(state.head);
 drawAll();
 layOut();
 follow();
@@ -359,16 +386,24 @@ const rowAt = event => {
   const box = $("frame").getBoundingClientRect();
   return Math.max(0, Math.min(rows - 1, Math.floor((event.clientY - box.top) / box.height * rows)));
 };
-$("frame").addEventListener("pointermove", event => {
-  if (event.pointerType === "touch") return;
-  showRow(rowAt(event));
-  const box = $("frame").getBoundingClientRect();
+// The weight of the cell under the pointer or finger, in words.
+function readCell(event) {
+  const box = $("frame").getBoundingClientRect(), row = rowAt(event);
   const keyBin = Math.min(keyBins - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * keyBins)));
-  const rowBin = Math.min(rowBins - 1, Math.floor((state.row * rowBins) / rows)), share = cell(state.head, rowBin, keyBin);
-  const from = binStart(keyBin, keyBins, keys), to = binStart(keyBin + 1, keyBins, keys) - 1;
-  $("frame").title = (to > from ? `keys ${from} to ${to}` : `key ${from}, ${keyName(from)}`) +
-    (share === null ? ": not allowed" : `: ${percent(share)}`);
+  const rowBin = Math.min(rowBins - 1, Math.floor(row * rowBins / rows)), share = cell(state.head, rowBin, keyBin);
+  const range = (bin, count, length, word, name) => {
+    const from = binStart(bin, count, length), to = binStart(bin + 1, count, length) - 1;
+    return to > from ? `${word}s ${from} to ${to}` : `${word} ${from}` + (name ? `, ${name(from)}` : "");
+  };
+  const query = range(rowBin, rowBins, rows, "row", data.tokens && queryName);
+  const key = range(keyBin, keyBins, keys, "key", named && keyName);
+  $("cell").textContent = `${query} → ${key}: ${share === null ? "not allowed" : percent(share)}`;
+}
+$("frame").addEventListener("pointermove", event => {
+  showRow(rowAt(event));
+  readCell(event);
 });
+$("frame").addEventListener("pointerdown", readCell);
 $("frame").addEventListener("pointerleave", () => showRow(state.pinned));
 $("frame").addEventListener("click", event => pin(rowAt(event)));
 $("frame").addEventListener("keydown", event => {
@@ -384,6 +419,6 @@ $("number").addEventListener("input", () => {
   if (Number.isInteger(row) && row >= 0 && row < rows) pin(row);
 });
 $("order").addEventListener("change", arrange);
-$("first").addEventListener("change", drawMap);
+$("cut").addEventListener("change", drawMap);
 dark.addEventListener("change", drawAll);
 new ResizeObserver(layOut).observe($("frame"));

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import attnc
+from attnc._files import write_text
 from attnc.bench import machine
 
 
@@ -28,5 +29,5 @@ def run(description: str, cases, tiny, measure, show, arguments=None) -> int:
     if result["passed"]:
         print(show(result))
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_text(options.json, json.dumps(result, indent=1) + "\n")
     return 0 if result["passed"] else 1
