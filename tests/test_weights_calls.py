@@ -6,6 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from checking import assert_same_bits, dtype_of, inputs
+from test_weights_changes import METHODS
 from weighing import Twins
 
 import attnc
@@ -63,8 +64,20 @@ CALLS = [
     (ValueError, lambda W: W.T @ np.ones((3, 9, 2)), "the operand of @ has shape"),
     (IndexError, lambda W: W[0, 0, 9], "index 9 is out of bounds for axis 2 with size 9"),
     (IndexError, lambda W: W[0, 0, 0, 0, 0], "too many indices"),
-    (IndexError, lambda W: W[[0, 1]], "axis 0 is indexed by an array"),
-    (IndexError, lambda W: W[..., 0.5], "axis 3 is indexed by float"),
+    (IndexError, lambda W: W[..., -13], "index -13 is out of bounds for axis 3 with size 12"),
+    (IndexError, lambda W: W[:, [0, 4]], "index 4 is out of bounds for axis 1 with size 4"),
+    (IndexError, lambda W: W[0, None, [1, 2], [0, 1, 2]], r"must broadcast together; got \(2,\), \(3,\)"),
+    (IndexError, lambda W: W[..., 0, ...], "only one ellipsis"),
+    (IndexError, lambda W: W[..., 0.5], "an index has ints, slices, .* got float 0.5"),
+    (IndexError, lambda W: W["key"], "an index has ints, slices, .* got str 'key'"),
+    (IndexError, lambda W: W[..., np.ones(2)], "an index has ints, slices, .* got float64 array"),
+    (IndexError, lambda W: W[np.ones((2, 3), bool)], r"\(2, 3\) indexes axis 1 with size 4; wanted \(2, 4\)"),
+    (TypeError, lambda W: W[0, "a":], "slice indices must be integers"),
+    (ValueError, lambda W: W[::0], "slice step cannot be zero"),
+    (ValueError, lambda W: W.reduce(max, rows=0), "rows must be an integer from 1"),
+    (TypeError, lambda W: W.reduce(max, keys=2.0), "keys must be an integer"),
+    (TypeError, lambda W: W.lost_mass([3, 5]), r"True = the key stays, .* np.isin\(np.arange\(12\), keep\)"),
+    (TypeError, lambda W: W @ np.ones(12, np.uint16), r"pass it as x.view\(ml_dtypes.bfloat16\)"),
     (IndexError, lambda W: W.head(0), "a head is named by 2 ints"),
     (ValueError, lambda W: W.head(0, 4), "a place of the head must be an integer from -4 to 3"),
     (ValueError, lambda W: next(W.blocks(0)), "rows must be an integer from 1"),
@@ -105,14 +118,7 @@ def test_what_a_reduction_raises_comes_through(isa):
     assert_same_bits(W.entropy(), make().entropy())
 
 
-METHODS = [
-    lambda W, p: W.topk(2, progress=p), lambda W, p: W.entropy(progress=p), lambda W, p: W.key_mass(progress=p),
-    lambda W, p: W.map((2, 2), progress=p), lambda W, p: W.dense(progress=p), lambda W, p: W.head_mean(progress=p),
-    lambda W, p: W.sparse(threshold=0.5, progress=p), lambda W, p: W.reduce(lambda *_: None, progress=p),
-    lambda W, p: W.lost_mass(np.ones(12, bool), progress=p), lambda W, p: W.summary(topk=2, map=(2, 2), progress=p)]
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_progress(isa, method):
     told = []
     method(make(), lambda done, total: told.append((done, total)))
@@ -138,11 +144,6 @@ def test_progress_of_a_long_call_comes_while_it_works_and_may_stop_it(isa):
                 break
     assert 0 < told[-1] < 1000
     assert attnc.get_num_threads() >= 1
-
-
-def test_progress_bar(isa):
-    pytest.importorskip("tqdm")
-    make().entropy(progress=True)
 
 
 def test_memory_of_a_long_call(isa):

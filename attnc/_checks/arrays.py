@@ -23,8 +23,11 @@ def as_array(name: str, x) -> np.ndarray:
     if type(x) is np.ndarray:
         return x
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a numpy.ma masked array, whose mask would be lost; wanted a plain array: "
-                        "pass its data and say which keys count by mask= or key_mask=")
+        instead = {"query": "; mask= or key_mask= say which keys count, of functions that have them",
+                   "x": "; where= says which elements take part"}
+        instead["key"] = instead["value"] = instead["query"]
+        raise TypeError(f"{name} is a numpy.ma masked array, whose mask would be lost; wanted a plain array, such as "
+                        f"its data{instead.get(name, '')}")
     if x is None:
         raise TypeError(f"{name} must be an array, got None")
     try:
@@ -69,8 +72,9 @@ def _computed_as(dtype: np.dtype) -> np.dtype | None:
 
 def _advice(name: str, dtype: np.dtype) -> str:
     if dtype.name == "uint16":
-        return (f": bfloat16 often travels as uint16, pass it as {name}.view(ml_dtypes.bfloat16); "
-                f"pass true integers as {name}.astype(numpy.float64)")
+        x = "x" if " " in name else name       # of the operand of @
+        return (f": bfloat16 often travels as uint16, pass it as {x}.view(ml_dtypes.bfloat16); "
+                f"pass true integers as {x}.astype(numpy.float64)")
     return ""
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from . import options, scalars
 from .arrays import FLOAT32, accumulator, float_array, promoted
 from .output import check_out
@@ -21,6 +23,12 @@ class Args:
         "query", "key", "value", "two_d", "layout", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim",
         "value_dim", "dtype", "acc", "mask", "key_mask", "bias", "causal", "window", "q_offset", "scale", "softcap",
         "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths", "want", "out", "num_threads")
+
+    @property
+    def arrays(self) -> dict:
+        """The arguments that are arrays, by name."""
+        given = {name: getattr(self, name) for name in self.__slots__ if name != "out"}
+        return {name: x for name, x in given.items() if isinstance(x, np.ndarray)}
 
     @property
     def out_shape(self) -> tuple:

@@ -13,16 +13,16 @@ from .scalars import MAX_OFFSET, integer
 INT64 = np.dtype(np.int64)
 
 
-def check_mask(mask, a, name: str = "mask") -> np.ndarray:
+def check_mask(mask, a) -> np.ndarray:
     """The mask, True where a row may see a key."""
-    mask = _bools(name, mask, f"; an additive float mask goes to bias=, a 0/1 mask is {name}.astype(bool)")
-    check_fits(name, mask.shape, *_score_axes(a))
+    mask = bools("mask", mask, "attend", "an additive float mask goes to bias=, a 0/1 mask is mask.astype(bool)")
+    check_fits("mask", mask.shape, *score_axes(a))
     return mask
 
 
 def check_key_mask(key_mask, a) -> np.ndarray:
     """The mask that holds for all rows of a batch element."""
-    key_mask = _bools("key_mask", key_mask, "; a 0/1 mask is key_mask.astype(bool)")
+    key_mask = bools("key_mask", key_mask, "attend", "a 0/1 mask is key_mask.astype(bool)")
     check_fits("key_mask", key_mask.shape, (*a.batch, a.kv_len), "(batch..., kv_len)", exact=1)
     return key_mask
 
@@ -30,7 +30,7 @@ def check_key_mask(key_mask, a) -> np.ndarray:
 def check_bias(bias, a) -> np.ndarray:
     """The bias in its own float dtype and strides."""
     bias = native_floats("bias", bias, "; a boolean or 0/1 mask, True = attend, goes to mask=")
-    check_fits("bias", bias.shape, *_score_axes(a))
+    check_fits("bias", bias.shape, *score_axes(a))
     return bias
 
 
@@ -89,16 +89,18 @@ def check_lse(lse, a) -> np.ndarray:
     return np.ascontiguousarray(lse)
 
 
-def _score_axes(a) -> tuple[tuple, str]:
+def score_axes(a) -> tuple[tuple, str]:
+    """The shape of the scores, and the names of its axes."""
     if a.two_d:
         return (a.q_len, a.kv_len), "(q_len, kv_len)"
     return (*a.batch, a.q_heads, a.q_len, a.kv_len), "(batch..., q_heads, q_len, kv_len)"
 
 
-def _bools(name: str, x, advice: str) -> np.ndarray:
+def bools(name: str, x, true: str, advice: str) -> np.ndarray:
+    """`x`, which must be bool; what `true` means, and what else may have been meant, is for the error."""
     x = as_array(name, x)
     if x.dtype != bool:
-        raise TypeError(f"{name} must be bool, True = attend, got {describe(x)}{advice}")
+        raise TypeError(f"{name} must be bool, True = {true}, got {describe(x)}; {advice}")
     return x
 
 

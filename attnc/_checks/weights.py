@@ -1,84 +1,20 @@
-"""Check the arguments of AttentionWeights and rollout: rows, labels, bins, counts, and how a selection is written."""
+"""Check the arguments of AttentionWeights and rollout: rows, labels, bins and counts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
 from .arrays import as_array, check_fits, describe, float_array, saturated
-from .options import check_mask, integers
+from .options import bools, integers, score_axes
 from .output import check_out
 from .scalars import check_choice, finite, integer
 
 MOST_KEYS = 2**31 - 1      # of topk: places are kept as int32
 HEADS = ("mean", "sum", "max", "group")
 REDUCTIONS = ("mean", "max")
-
-
-class Selection(NamedTuple):
-    """An index of all axes: slices of the leading ones, and for rows and keys a slice or an integer array of places.
-
-    `drop` names leading axes that an int takes away; `front` says that NumPy puts the axes of the arrays first.
-    """
-
-    lead: tuple
-    drop: tuple
-    rows: slice | np.ndarray
-    keys: slice | np.ndarray
-    front: bool
-
-
-def check_index(index, shape: tuple) -> Selection:
-    """`index` as NumPy reads it: ints and slices on every axis, integer arrays for rows and keys."""
-    index = index if isinstance(index, tuple) else (index,)
-    dots = [i for i, one in enumerate(index) if one is Ellipsis]
-    if len(dots) > 1:
-        raise IndexError("an index can have only one ellipsis ('...')")
-    if len(index) - len(dots) > len(shape):
-        raise IndexError(f"too many indices: the weights have {len(shape)} axes, but {len(index)} were indexed")
-    at = dots[0] if dots else len(index)
-    filled = (slice(None),) * (len(shape) - len(index) + len(dots))
-    index = (*index[:at], *filled, *index[at + len(dots):])
-    lead, drop = [], []
-    for axis, (one, length) in enumerate(zip(index[:-2], shape[:-2], strict=True)):
-        if not isinstance(one, slice):
-            place = _places(one, length, axis)
-            if place.ndim:
-                raise IndexError(f"axis {axis} is indexed by an array; wanted an int or a slice: arrays choose rows "
-                                 "and keys, the last two axes")
-            drop.append(axis)
-            one = slice(int(place), int(place) + 1)
-        lead.append(one)
-    rows, keys = (one if isinstance(one, slice) else _places(one, length, axis) for one, length, axis in
-                  zip(index[-2:], shape[-2:], (len(shape) - 2, len(shape) - 1), strict=True))
-    return Selection(tuple(lead), tuple(drop), rows, keys, _arrays_in_front(index, (*drop,), rows, keys))
-
-
-def _arrays_in_front(index: tuple, drop: tuple, rows, keys) -> bool:
-    """Whether NumPy finds a slice between the ints and arrays of an index that has an array."""
-    if not any(isinstance(one, np.ndarray) and one.ndim for one in (rows, keys)):
-        return False
-    advanced = [*drop, *(len(index) - 2 + i for i, one in enumerate((rows, keys)) if not isinstance(one, slice))]
-    return advanced[-1] - advanced[0] + 1 != len(advanced)
-
-
-def _places(one, length: int, axis: int) -> np.ndarray:
-    """Non-negative places on an axis, from an int, an integer array or a bool array of its length."""
-    places = np.asarray(one)
-    if places.dtype == bool and places.shape == (length,):
-        places = np.flatnonzero(places)
-    if places.size == 0 and not isinstance(one, np.ndarray):
-        places = places.astype(np.int64)
-    if places.dtype.kind not in "iu":
-        raise IndexError(f"axis {axis} is indexed by {describe(one)}; wanted ints, slices, integer arrays or a bool "
-                         f"array of shape ({length},)")
-    outside = (places < -length) | (places >= length)
-    if outside.any():
-        raise IndexError(f"index {places[outside][0]} is out of bounds for axis {axis} with size {length}")
-    return np.where(places < 0, places + length, places).astype(np.int64)
 
 
 def check_head(index: tuple, shape: tuple) -> tuple:
@@ -96,9 +32,13 @@ def check_one_head(shape: tuple) -> None:
         raise ValueError(f"the weights have shape {shape}; wanted those of one head: W.head(...) gives them")
 
 
-def tiles(shape: tuple, rows, keys) -> Iterator[tuple]:
+def check_tile(rows, keys) -> tuple[int, int]:
+    """The most rows and keys of a tile."""
+    return integer("rows", rows, 1, 2**62), integer("keys", keys, 1, 2**62)
+
+
+def tiles(shape: tuple, rows: int, keys: int) -> Iterator[tuple]:
     """Indices of tiles of at most rows x keys weights of one head: ints, then two slices."""
-    rows, keys = integer("rows", rows, 1, 2**62), integer("keys", keys, 1, 2**62)
     for lead in np.ndindex(shape[:-2]):
         for r in range(0, shape[-2], rows):
             for k in range(0, shape[-1], keys):
@@ -154,13 +94,13 @@ def check_dense_dtype(dtype) -> np.dtype:
 def check_dense_out(out, dtype, a) -> np.ndarray:
     """The array that dense weights are written to, of any float dtype; a memory map too."""
     wanted = check_dense_dtype(out.dtype if dtype is None and isinstance(out, np.ndarray) else dtype or a.acc)
-    check_out(out, a.weights_shape, wanted, dict(query=a.query, key=a.key, mask=a.mask, bias=a.bias))
+    check_out(out, a.weights_shape, wanted, a.arrays)
     return out
 
 
 def check_mean_out(out, shape: tuple, a) -> np.ndarray:
     """The array that the mean over heads is written to."""
-    check_out(out, shape, a.acc, dict(query=a.query, key=a.key, mask=a.mask, bias=a.bias))
+    check_out(out, shape, a.acc, a.arrays)
     return out
 
 
@@ -251,22 +191,25 @@ def check_sparse(threshold, top_p, acc: np.dtype) -> tuple[float | None, float |
 
 
 def check_keep(keep, a) -> np.ndarray:
-    """Which keys stay, as a mask."""
-    return check_mask(as_array("keep", keep), a, name="keep")
+    """True where a key stays."""
+    keep = bools("keep", keep, "the key stays",
+                 f"0/1 as bool is keep.astype(bool), places of keys are np.isin(np.arange({a.kv_len}), keep)")
+    check_fits("keep", keep.shape, *score_axes(a))
+    return keep
 
 
 def check_progress(progress):
-    """None, or what is called with (done, total) now and then; True is a bar by tqdm, made when the call begins."""
-    if progress is None or progress is False:
-        return None
-    if progress is not True and not callable(progress):
+    """None, a function that is called with (done, total) now and then, or True, which is a bar."""
+    if progress is None or isinstance(progress, (bool, np.bool_)):
+        return True if progress else None
+    if not callable(progress):
         raise TypeError(f"progress must be True, False or a function of (done, total), got {describe(progress)}")
     return progress
 
 
 def check_accumulated(out, shape: tuple, a) -> None:
     """The array that results are added to."""
-    check_out(out, shape, a.acc, dict(query=a.query, key=a.key))
+    check_out(out, shape, a.acc, a.arrays)
 
 
 def check_operand(x, a, length: int, transposed: bool) -> np.ndarray:

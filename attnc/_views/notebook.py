@@ -18,7 +18,15 @@ WORK = 2**25        # weights that are looked at for a picture that nobody asked
 
 
 def png(weights) -> bytes | None:
-    """A picture of the first heads, at most twelve; None where even one would take long, or there is nothing to see."""
+    """A picture of the first heads, at most twelve; None where even one would take long, or there is nothing to see, or
+    arrays have changed, which `page` says."""
+    try:
+        return _drawn(weights)
+    except RuntimeError:
+        return None
+
+
+def _drawn(weights) -> bytes | None:
     count = _shown(weights)
     if not count:
         return None
@@ -39,17 +47,23 @@ def page(weights) -> str:
     count, heads = _shown(weights), math.prod(lead)
     lines = [f"<b>AttentionWeights</b> {html.escape(str(weights.shape))} {weights.dtype.name}",
              f"{heads:,} head{'s' * (heads != 1)}, {q_len:,} queries × {kv_len:,} keys; computed when asked for"]
-    if count:
+    try:
+        picture, changed = _drawn(weights), None
+    except RuntimeError as error:
+        picture, changed = None, error
+    image = ""
+    if picture:
         cells = "" if max(q_len, kv_len) <= CELLS else f", {min(q_len, CELLS)} × {min(kv_len, CELLS)} cells each"
         which = "Its map" if heads == 1 else f"Maps of head 0 to {count - 1}" if count > 1 else "Map of head 0"
         lines.append(f"{which}: rows are queries, columns keys{cells}; square-root colours, each up to its largest; "
                      "striped: not allowed")
         said = f"maps of the first {count} of {heads} heads" if heads > 1 else "map of the weights"
-        image = f'<img alt="{said}" src="data:image/png;base64,{base64.b64encode(png(weights)).decode()}">'
+        image = f'<img alt="{said}" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+    elif changed:
+        lines.append(f"Not drawn: {html.escape(str(changed))}")
     else:
         lines.append("Too many to draw unasked: <code>attnc.plot.heatmap(W)</code> or <code>W.map(bins)</code>"
                      if heads * q_len * kv_len else "Nothing to draw")
-        image = ""
     text = "<br>".join(lines)
     return (f'<div style="display:flex;gap:14px;align-items:center;flex-wrap:wrap">{image}'
             f'<div style="max-width:32em;line-height:1.5">{text}</div></div>')

@@ -9,6 +9,7 @@ import numpy as np
 from .. import masks
 from .._checks import attention_args, check_lse
 from .._checks import weights as checks
+from .._checks.index import check_index
 from .._checks.parts import one_head
 from ..results import SparseWeights, TopKeys, WeightsSummary
 from ._attention import run, weights_under
@@ -18,8 +19,9 @@ from ._scores import masked_scores
 class AttentionWeights:
     """The weights of attention, and what can be said of them: the definition of `attnc.AttentionWeights`.
 
-    Parameters, methods, results and errors are those of `attnc.AttentionWeights`. A key counts for a row if the row may
-    see it and its score is not -inf; a row that sees none is empty.
+    Parameters, methods, results and errors are those of `attnc.AttentionWeights`, but each answer is computed from the
+    arrays as they are then. A key counts for a row if the row may see it and its score is not -inf; a row that sees
+    none is empty.
 
     Examples
     --------
@@ -76,7 +78,7 @@ class AttentionWeights:
         return self.dense() if dtype is None else self.dense().astype(dtype)
 
     def __getitem__(self, index):
-        checks.check_index(index, self.shape)
+        check_index(index, self.shape)
         return self.dense()[index]
 
     def head(self, *index):
@@ -261,6 +263,7 @@ class AttentionWeights:
 
     def reduce(self, function, initial=None, *, rows=256, keys=4096, progress=None):
         checks.check_progress(progress)
+        rows, keys = checks.check_tile(rows, keys)
         dense, state = self.dense(), initial
         for index in checks.tiles(self.shape, rows, keys):
             state = function(state, dense[index], index)

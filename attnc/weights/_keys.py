@@ -40,12 +40,11 @@ class KeyStatistics:
         >>> AttentionWeights([[0.], [0.]], [[1.], [0.]], causal=True).key_mass()
         array([1.5, 0.5])
         """
-        checks.check_progress(progress)
         heads, (order, row_weights) = checks.check_heads(heads), self._walk(rows, row_weights)
         shape = checks.mass_shape(self._a, heads)
         if out is not None:
             checks.check_accumulated(out, shape, self._a)
-        with Progress(progress, 2) as steps:
+        with self._answer(progress, 2) as steps:
             found = self._sweep_keys(steps, order=order, row_weights=row_weights,
                                      names=("mass", "seen") if normalize else ("mass",))
         mass = found["mass"]
@@ -60,17 +59,15 @@ class KeyStatistics:
 
     def key_max(self, *, rows=None, progress=None) -> np.ndarray:
         """The largest weight that each key receives from the `rows` (as in `key_mass`): (..., q_heads, kv_len)."""
-        checks.check_progress(progress)
         order, _ = self._walk(rows, None)
-        with Progress(progress, 2) as steps:
+        with self._answer(progress, 2) as steps:
             return self._sweep_keys(steps, order=order, names=("max",))["max"].reshape(self._key_shape)
 
     def key_hits(self, threshold: float, *, rows=None, progress=None) -> np.ndarray:
         """How many of the `rows` give each key a weight above `threshold`: int64 (..., q_heads, kv_len)."""
-        checks.check_progress(progress)
         threshold = checks.check_threshold(threshold, self.dtype)
         order, _ = self._walk(rows, None)
-        with Progress(progress, 2) as steps:
+        with self._answer(progress, 2) as steps:
             return self._sweep_keys(steps, order=order, threshold=threshold)["hits"].reshape(self._key_shape)
 
     def map(self, bins: tuple[int, int], *, reduce="mean", progress=None) -> np.ndarray:
@@ -95,9 +92,8 @@ class KeyStatistics:
         >>> AttentionWeights([[0.], [0.]], [[1.], [0.]], causal=True).map((1, 2))
         array([[0.75, 0.25]])
         """
-        checks.check_progress(progress)
         bins = self._map_bins(bins, checks.check_reduce(reduce))
-        with Progress(progress, 2) as steps:
+        with self._answer(progress, 2) as steps:
             return self._shaped_map(self._sweep_keys(steps, bins=bins)["map"])
 
     def pool(self, query_labels, key_labels, *, reduce="mean", progress=None) -> np.ndarray:
@@ -121,12 +117,11 @@ class KeyStatistics:
         >>> AttentionWeights([[0.], [0.]], [[1.], [0.]], causal=True).pool([0, 0], [0, 0])
         array([[1.]])
         """
-        checks.check_progress(progress)
         rows = checks.check_labels("query_labels", query_labels, self._a.q_len)
         keys = checks.check_labels("key_labels", key_labels, self._a.kv_len)
         largest = checks.check_reduce(reduce) == "max"
         bins = Bins(rows, keys, int(rows.max(initial=-1)) + 1, int(keys.max(initial=-1)) + 1, largest)
-        with Progress(progress, 2) as steps:
+        with self._answer(progress, 2) as steps:
             return self._shaped_map(self._sweep_keys(steps, bins=bins)["map"])
 
     def _walk(self, rows, row_weights) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from .._checks import weights as checks
+from .._checks.index import check_index
 from ..results import SparseWeights
 from . import _places
-from ._sweeps import Progress
 
 
 class Parts:
@@ -24,12 +24,11 @@ class Parts:
             Receives it; of its shape and dtype.
         progress : bool or function, optional
         """
-        checks.check_progress(progress)
         a, shape = self._a, (*self._a.batch, self._a.q_len, self._a.kv_len)
         mean = np.zeros(shape, self.dtype) if out is None else checks.check_mean_out(out, shape, a)
-        mean[...] = 0
-        with Progress(progress, 1 + a.q_heads) as steps:
+        with self._answer(progress, 1 + a.q_heads) as steps:
             self._norm(steps.part())
+            mean[...] = 0
             for head in range(a.q_heads):
                 for rows, block in self._head_blocks(head):
                     mean[..., rows, :] += block
@@ -82,11 +81,10 @@ class Parts:
         >>> W.reduce(lambda largest, tile, index: max(largest, float(tile.max())), 0.0)
         0.2
         """
-        checks.check_progress(progress)
-        state, tiles = initial, checks.tiles(self.shape, rows, keys)
-        with Progress(progress, 1 + checks.n_tiles(self.shape, rows, keys)) as steps:
+        state, (rows, keys) = initial, checks.check_tile(rows, keys)
+        with self._answer(progress, 1 + checks.n_tiles(self.shape, rows, keys)) as steps:
             self._norm(steps.part())
-            for index in tiles:
+            for index in checks.tiles(self.shape, rows, keys):
                 state = function(state, self[index], index)
                 report = steps.part()
                 if report is not None:
@@ -116,14 +114,13 @@ class Parts:
         >>> W.sparse(top_p=0.5).data, W.sparse(threshold=0.3).dropped
         (array([0.5]), array([0.5]))
         """
-        checks.check_progress(progress)
         threshold, top_p = checks.check_sparse(threshold, top_p, self.dtype)
         counts, indices, data = [], [np.empty(0, np.int64)], [np.empty(0, self.dtype)]
         dropped = np.zeros(self._a.lse_shape, self.dtype)
-        with Progress(progress, 1 + checks.n_tiles(self.shape, 256, max(self.shape[-1], 1))) as steps:
+        with self._answer(progress, 1 + checks.n_tiles(self.shape, 256, max(self.shape[-1], 1))) as steps:
             self._norm(steps.part())
             for *lead, rows, _ in checks.tiles(self.shape, 256, max(self.shape[-1], 1)):
-                block = self[(*lead, rows)]
+                block = _places.select(self, check_index((*lead, rows), self.shape))
                 keep = checks.kept(block, threshold, top_p)
                 counts.append(keep.sum(-1))
                 indices.append(np.nonzero(keep)[1])

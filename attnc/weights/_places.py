@@ -2,44 +2,80 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
+from .._checks.index import Selection
 from .._checks.parts import part
-from .._checks.weights import Selection
 from . import _sweeps
 
 BLOCK_BYTES = 8 << 20     # of dense weights that are made only to take some of them
 
 
-def select(W, chosen: Selection) -> np.ndarray:
-    """What NumPy would give for the dense weights."""
-    rows, keys = chosen.rows, chosen.keys
-    lead = [_count(*side) for side in zip(chosen.lead, W.shape[:-2], strict=True)]
-    if isinstance(rows, slice) or isinstance(keys, slice):
-        sides = list(zip((rows, keys), W.shape[-2:], strict=True))
-        out = np.empty((*lead, *(_count(*side) for side in sides)), W.dtype)      # refused before any place is listed
-        some_rows, some_keys = (_listed(*side) for side in sides)
-        outer(W, chosen.lead, some_rows.ravel(), some_keys.ravel(), out)
-        out = out.reshape(*lead, *some_rows.shape, *some_keys.shape)
-    else:
-        some_rows, some_keys = np.broadcast_arrays(rows, keys)
-        out = _pointwise(W, chosen.lead, some_rows.ravel(), some_keys.ravel(), lead).reshape(*lead, *some_rows.shape)
-    arrays = [0 if isinstance(one, slice) else one.ndim for one in (rows, keys)]
-    if chosen.front:
-        first = len(lead) + (0 if arrays[0] else out.ndim - len(lead) - max(arrays))
-        out = np.moveaxis(out, range(first, first + max(arrays)), range(max(arrays)))
-        return out.reshape([n for i, n in enumerate(out.shape) if i - max(arrays) not in chosen.drop])
-    return out.reshape([n for i, n in enumerate(out.shape) if i not in chosen.drop])
+def select(W, chosen: Selection):
+    """What NumPy would give for the dense weights: an array, or a scalar where no axis is left."""
+    out = _taken(W, chosen.axes, math.prod(chosen.points))
+    if not chosen.points:
+        return out[(0, *chosen.rest)]
+    axes = len(chosen.points)
+    out = out.reshape(*chosen.points, *out.shape[1:])[(*[slice(None)] * axes, *chosen.rest)]
+    return np.moveaxis(out, range(axes), range(chosen.front, chosen.front + axes))
 
 
-def _count(one: slice | np.ndarray, length: int) -> int:
-    return len(range(*one.indices(length))) if isinstance(one, slice) else one.size
+def _taken(W, axes: tuple, n_points: int) -> np.ndarray:
+    """Weights (points, axes of slices...), for a slice or the places of all points on each axis of W."""
+    *lead, rows, keys = axes
+    sizes = [len(range(*one.indices(length))) for one, length in zip(axes, W.shape, strict=True)
+             if isinstance(one, slice)]
+    placed = [i for i, one in enumerate(lead) if not isinstance(one, slice)]
+    whole = isinstance(rows, slice) and isinstance(keys, slice)         # the same for all points of a head
+    axis = 0 if whole else len(lead) - len(placed) + isinstance(rows, slice)
+    out = np.empty((*sizes[:axis], n_points, *sizes[axis:]), W.dtype)   # refused before any place is listed
+    for heads, points in _heads(lead, placed, W.shape, n_points) if out.size else ():
+        if whole:
+            _fill(W, heads, rows, keys, np.expand_dims(out[points[0]], placed))
+            out[points[1:]] = out[points[0]]
+        elif len(points) == n_points:
+            _fill(W, heads, rows, keys, np.expand_dims(out, placed))
+        else:
+            some = np.empty((*sizes[:axis], len(points), *sizes[axis:]), W.dtype)
+            theirs = [one if isinstance(one, slice) else one[points] for one in (rows, keys)]
+            _fill(W, heads, *theirs, np.expand_dims(some, placed))
+            out[(*[slice(None)] * axis, points)] = some
+    return np.moveaxis(out, axis, 0)
 
 
-def _listed(one: slice | np.ndarray, length: int) -> np.ndarray:
-    return np.arange(length)[one] if isinstance(one, slice) else one
+def _heads(lead: list, placed: list, shape: tuple, n_points: int) -> Iterator[tuple[tuple, np.ndarray | range]]:
+    """Heads as a slice of each leading axis, and the points that are in them, ascending; `placed` axes have points."""
+    if not placed:
+        yield tuple(lead), range(n_points)
+        return
+    sizes = [shape[axis] for axis in placed]
+    number = np.ravel_multi_index([lead[axis] for axis in placed], sizes)
+    numbers, counts = np.unique(number, return_counts=True)
+    groups = np.split(np.argsort(number, kind="stable"), counts.cumsum()[:-1])
+    for head, points in zip(zip(*np.unravel_index(numbers, sizes), strict=True), groups, strict=True):
+        heads = lead.copy()
+        for axis, place in zip(placed, head, strict=True):
+            heads[axis] = slice(int(place), int(place) + 1)
+        yield tuple(heads), points
+
+
+def _fill(W, lead: tuple, rows: slice | np.ndarray, keys: slice | np.ndarray, out: np.ndarray) -> None:
+    """Weights of the heads in `lead`: of pairs of `rows` and `keys` if both are arrays, else of all."""
+    if not isinstance(rows, slice) and not isinstance(keys, slice):
+        _pointwise(W, lead, rows, keys, out)
+        return
+    listed = []
+    for one, axis in ((rows, -2), (keys, -1)):
+        if isinstance(one, slice):
+            one = np.arange(W.shape[axis])[one]
+            if len(one) and one[0] > one[-1]:       # ascending places are computed together
+                one, out = one[::-1], np.flip(out, axis)
+        listed.append(one)
+    outer(W, lead, *listed, out)
 
 
 def outer(W, lead: tuple, rows: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
@@ -75,11 +111,8 @@ def _runs(places: np.ndarray) -> Iterator[range]:
             yield range(int(places[start]), int(places[start]) + int(stop - start))
 
 
-def _pointwise(W, lead: tuple, rows: np.ndarray, keys: np.ndarray, sizes: list) -> np.ndarray:
+def _pointwise(W, lead: tuple, rows: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
     """One weight of each head for each pair of a row and a key."""
-    out = np.empty((*sizes, rows.size), W.dtype)
-    if not out.size:
-        return out
     order = np.argsort(rows, kind="stable")
     there, starts = np.unique(rows[order], return_index=True)
     starts = [*starts.tolist(), rows.size]
@@ -88,10 +121,9 @@ def _pointwise(W, lead: tuple, rows: np.ndarray, keys: np.ndarray, sizes: list) 
         some = there[i:i + step]
         pairs = order[starts[i]:starts[i + len(some)]]
         first, last = int(keys[pairs].min()), int(keys[pairs].max()) + 1
-        wide = np.empty((*sizes, len(some), last - first), W.dtype)
+        wide = np.empty((*out.shape[:-1], len(some), last - first), W.dtype)
         outer(W, lead, some, np.arange(first, last), wide)
         out[..., pairs] = wide[..., np.searchsorted(some, rows[pairs]), keys[pairs] - first]
-    return out
 
 
 def _dense(W, lead: tuple, rows: slice, keys: slice, out: np.ndarray) -> None:

@@ -79,10 +79,11 @@ class Transposed:
         lead = (*a.batch, a.q_heads)
         columns = np.broadcast_to(columns, (*lead, *columns.shape[-2:]))
         out = np.zeros((*lead, a.kv_len, columns.shape[-1]), W.dtype)
-        norm = W._norm(None)
-        for first in range(0, columns.shape[-1], COLUMNS):
-            factors = np.ascontiguousarray(columns[..., first:first + COLUMNS], W.dtype)
-            out[..., first:first + COLUMNS] = _sweeps.keys(a, norm, W._given, None, factors=factors)["products"]
+        with W._answer():
+            norm = W._norm(None)
+            for first in range(0, columns.shape[-1], COLUMNS):
+                factors = np.ascontiguousarray(columns[..., first:first + COLUMNS], W.dtype)
+                out[..., first:first + COLUMNS] = _sweeps.keys(a, norm, W._given, None, factors=factors)["products"]
         out = out.reshape(*self.shape[:-1], out.shape[-1])
         return out[..., 0] if x.ndim == 1 else out
 
@@ -112,7 +113,7 @@ def rollout(layers, start, *, residual=0.5, progress=None) -> np.ndarray:
     residual : float
         From 0 to 1: the share that passes by the attention.
     progress : bool or function, optional
-        True shows a bar by tqdm; a function is called with (done, total) after each layer.
+        As for `AttentionWeights.topk`; a function is called after each layer.
 
     Returns
     -------
@@ -131,7 +132,6 @@ def rollout(layers, start, *, residual=0.5, progress=None) -> np.ndarray:
     >>> rollout([W, W], 1)
     array([0.4375, 0.5625])
     """
-    checks.check_progress(progress)
     layers, residual = checks.check_layers(layers), checks.check_residual(residual)
     amounts = checks.check_start(start, layers)
     with Progress(progress, len(layers)) as steps:

@@ -9,7 +9,6 @@ from .._checks import weights as checks
 from .._checks.parts import part
 from ..results import TopKeys
 from . import _sweeps
-from ._sweeps import Progress
 
 ROW_BLOCK = 1024     # rows whose mask is joined with another one at a time
 
@@ -25,7 +24,8 @@ class RowStatistics:
         k : int
             From 1; more than there are keys is allowed.
         progress : bool or function, optional
-            True shows a bar by tqdm; a function is called with (done, total) now and then.
+            True shows a bar by tqdm, or a percentage on stderr where tqdm is not installed; a function is called with
+            (done, total) now and then.
 
         Returns
         -------
@@ -92,15 +92,15 @@ class RowStatistics:
         >>> AttentionWeights([[1.]], [[0.], [0.], [np.log(2.)]]).lost_mass([True, False, True])
         array([0.25])
         """
-        checks.check_progress(progress)
         keep = checks.check_keep(keep, self._a)
         keep = keep[None] if self._a.two_d and keep.ndim == 2 else keep
         mask = self._a.mask
         whole = mask is None or min(keep.ndim, mask.ndim) < 2 or keep.shape[-2] == mask.shape[-2]
         step = max(self._a.q_len, 1) if whole else ROW_BLOCK
         lost = np.empty(self._a.lse_shape, self.dtype)
-        lse = self.lse
-        with Progress(progress, -(-self._a.q_len // step) or 1) as steps:
+        with self._answer(progress, 1 + -(-self._a.q_len // step)) as steps:
+            self._norm(steps.part())
+            lse = self._lse()
             for start in range(0, self._a.q_len, step):
                 some = part(self._a, rows=slice(start, start + step))
                 hidden = ~_rows_of(keep, start, step)
@@ -116,14 +116,15 @@ class RowStatistics:
 
     def _rows(self, progress, *names: str, k: int | None = None) -> dict:
         """Statistics of rows by name as the user sees them; what they bring of norm and lse is kept."""
-        checks.check_progress(progress)
-        with Progress(progress, 1) as steps:
+        with self._answer(progress, 1) as steps:
             return self._sweep_rows(names, k, steps.part())
 
     def _sweep_rows(self, names: tuple, k: int | None, report) -> dict:
         found = _sweeps.rows(self._a, self._given, names, k, report)
         if self._given is None:
-            self._known = found["norm"], found["lse"].reshape(self._a.lse_shape)
+            lse = found["lse"].reshape(self._a.lse_shape)
+            lse.flags.writeable = False          # users see it, and it serves all answers
+            self._known = found["norm"], lse
         shown = {name: found[name].reshape(self._a.lse_shape) for name in names}
         if k is not None:
             shape = (*self._a.lse_shape, k)

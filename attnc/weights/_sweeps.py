@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import numpy as np
 
 from .. import _call, _isa
+from .._checks.weights import check_progress
 
 UNITS = 1000         # of progress
 COLUMNS = 64         # of a product with the transpose: their sums of a block of keys fit in half of L2
 
 
 class Progress:
-    """What a method reports while it works: a bar by tqdm or a function of (done, total), over several parts."""
+    """What a method reports while it works: a bar or a function of (done, total), over several parts."""
 
     def __init__(self, progress: bool | Callable | None, parts: int):
-        self._bar = self._function = None
+        progress = check_progress(progress)
         self._part, self._parts = -1, max(parts, 1)
-        if progress is True:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(total=UNITS, unit="‰")
-        elif progress is not None:
-            self._function = progress
+        self._bar = _bar() if progress is True else None
+        self._function = None if progress is True else progress
 
     def __enter__(self) -> Progress:
         return self
@@ -47,6 +45,30 @@ class Progress:
             self._tell(UNITS)
         if self._bar is not None:
             self._bar.close()
+
+
+def _bar():
+    """A bar by tqdm, or a percentage where tqdm is not installed."""
+    try:
+        from tqdm.auto import tqdm
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("tqdm"):
+            raise
+        return _Percentage()
+    return tqdm(total=UNITS, unit="‰")
+
+
+class _Percentage:
+    """Progress as a line of text on stderr, with the methods of a bar by tqdm."""
+
+    n = 0
+
+    def update(self, more: int) -> None:
+        self.n += more
+        print(f"\r{self.n * 100 // UNITS:3d} %", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        print(file=sys.stderr)
 
 
 def rows(a, given: np.ndarray | None, names: tuple, k: int | None, report: Callable | None) -> dict[str, np.ndarray]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from .._checks import attention_args, check_lse
 from .._checks import weights as checks
+from .._checks.index import check_index
 from .._checks.parts import one_head
 from ..results import WeightsSummary
-from . import _places, _products, _sweeps
+from . import _operands, _places, _products, _sweeps
 from ._keys import KeyStatistics
 from ._parts import Parts
 from ._rows import RowStatistics
@@ -24,13 +26,15 @@ class AttentionWeights(RowStatistics, KeyStatistics, Parts):
 
     It holds query, key and options, and computes when asked, from the same tiles as `attention`; the memory at work is
     a few blocks of keys a thread. The lse of the rows is computed once, when first needed. Every result is the same to
-    the bit for any number of threads, and ``W[index]`` has the bits of ``W.dense()[index]``.
+    the bit for any number of threads. ``W[index]`` takes every index that NumPy takes, and is ``W.dense()[index]`` to
+    the bit.
 
     Parameters
     ----------
     query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
     key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
-        Both are held, not copied: change them, and the weights change.
+        Both are held, not copied, as options that are arrays are: their values must stay as they are from the first
+        answer on, see the notes.
     mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
 q_lengths, kv_lengths, layout, num_threads
         As in `attention`.
@@ -41,9 +45,18 @@ q_lengths, kv_lengths, layout, num_threads
     ------
     TypeError, ValueError
         For a wrong dtype or a wrong shape or value, naming the argument.
+    RuntimeError
+        From each method, naming the array, if an array that the weights hold has changed since the first answer, or
+        since the `lse` was given.
 
     Notes
     -----
+    The first answer takes a fingerprint of each array that the weights hold, and every method compares it before and
+    after its work, so that no answer mixes two states. It holds up to 4,096 elements: all of a smaller array, and of a
+    larger one at least one with each index of each axis up to 4,096 long. So it sees every change of a small array, and
+    of a large one a change of all elements of a head, a token or the whole; it may miss a change of fewer elements, or
+    of single tokens among more than 4,096. Arrays that the constructor had to convert are copies, which never change.
+
     Results are in the accumulation dtype: float64 if an input is float64, else float32. A key counts for a row if the
     row may see it and its score is not -inf; what other keys hold never changes a bit, and a row that is NaN makes only
     the keys that it sees NaN. `attnc.reference.AttentionWeights` is the definition in plain NumPy.
@@ -64,11 +77,23 @@ q_lengths, kv_lengths, layout, num_threads
             query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
             scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
             k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads)
-        self._hold(a, None if lse is None else check_lse(lse, a))
+        _operands.own_views(a)
+        self._hold(a, None if lse is None else _read_only(check_lse(lse, a)))
 
     def _hold(self, a, given: np.ndarray | None) -> None:
         self._a, self._given = a, given
         self._known = None           # norm (batch..., q_heads, q_len, 2) and lse as shown
+        if given is not None:
+            self._check_operands()
+
+    def __getstate__(self) -> tuple:
+        """Of copies and pickles, which compute their own lse."""
+        if "_operands" in vars(self):
+            self._check_operands()
+        return self._a, self._given
+
+    def __setstate__(self, state: tuple) -> None:
+        self._hold(*state)
 
     @property
     def shape(self) -> tuple:
@@ -87,11 +112,9 @@ q_lengths, kv_lengths, layout, num_threads
 
     @property
     def lse(self) -> np.ndarray:
-        """The lse of each row (..., q_heads, q_len), computed once; sinks are in it."""
-        if self._given is not None:
-            return self._given
-        self._norm(None)
-        return self._known[1]
+        """The lse of each row (..., q_heads, q_len), computed once and read-only; sinks are in it."""
+        with self._answer():
+            return self._lse()
 
     @property
     def T(self) -> _products.Transposed:
@@ -102,7 +125,8 @@ q_lengths, kv_lengths, layout, num_threads
         return _products.Transposed(self)
 
     def __matmul__(self, x) -> np.ndarray:
-        return _products.times(self, x)
+        with self._answer():
+            return _products.times(self, x)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name})"
@@ -129,6 +153,9 @@ q_lengths, kv_lengths, layout, num_threads
         one = object.__new__(type(self))
         given = None if self._given is None else self._given[places]
         one._hold(one_head(self._a, places) if places else self._a, given)
+        if "_operands" in vars(self):
+            one._check_operands()
+            self._check_operands()       # after that: the head's arrays were those of the whole when it looked at them
         if self._known is not None:
             norm, lse = self._known
             one._known = (norm[places][None] if places else norm), lse[places]
@@ -141,7 +168,9 @@ q_lengths, kv_lengths, layout, num_threads
     # Dense parts
 
     def __getitem__(self, index) -> np.ndarray:
-        return _places.select(self, checks.check_index(index, self.shape))
+        chosen = check_index(index, self.shape)
+        with self._answer():
+            return _places.select(self, chosen)
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         if copy is False:
@@ -163,12 +192,11 @@ q_lengths, kv_lengths, layout, num_threads
         -------
         array (..., q_heads, q_len, kv_len) or (q_len, kv_len)
         """
-        checks.check_progress(progress)
         if out is None:
             out = np.empty(self.shape, self.dtype if dtype is None else checks.check_dense_dtype(dtype))
         else:
             checks.check_dense_out(out, dtype, self._a)
-        with Progress(progress, 2) as steps:
+        with self._answer(progress, 2) as steps:
             norm = self._norm(steps.part())
             if out.size:
                 _sweeps.places(self._a, norm, self._given, out[None] if self._a.two_d else out, steps.part())
@@ -199,7 +227,6 @@ q_lengths, kv_lengths, layout, num_threads
         >>> AttentionWeights(np.ones((3, 4)), np.ones((5, 4))).summary(topk=2, entropy=True, map=(1, 2))
         WeightsSummary(topk (3, 2), entropy (3,), map (1, 2))
         """
-        checks.check_progress(progress)
         rows = dict(
             entropy=entropy or effective_keys, max=max, mean_position=mean_position, mean_distance=mean_distance)
         rows = tuple(name for name, wanted in rows.items() if wanted)
@@ -207,7 +234,7 @@ q_lengths, kv_lengths, layout, num_threads
         keys = tuple(name for name, wanted in (("mass", key_mass), ("max", key_max)) if wanted)
         bins = None if map is None else self._map_bins(map, "mean")
         found = {}
-        with Progress(progress, 2) as steps:
+        with self._answer(progress, 2) as steps:
             report = steps.part()
             if rows or k is not None:
                 found.update(self._sweep_rows(rows, k, report))
@@ -215,18 +242,46 @@ q_lengths, kv_lengths, layout, num_threads
                 sums = _sweeps.keys(self._a, self._norm(report), self._given, steps.part(), names=keys, bins=bins)
                 found.update({f"key_{name}": sums[name].reshape(self._key_shape) for name in keys})
                 found["map"] = self._shaped_map(sums["map"]) if bins is not None else None
+            if lse:
+                found["lse"] = self._lse().copy()
         if argmax:
             found["argmax"] = found["topk"].indices[..., 0].copy()
         if effective_keys:
             found["effective_keys"] = np.exp(found["entropy"])
-        if lse:
-            found["lse"] = self.lse
         asked = dict(topk=topk is not None, entropy=entropy, effective_keys=effective_keys, max=max, argmax=argmax,
                      mean_position=mean_position, mean_distance=mean_distance, key_mass=key_mass, key_max=key_max,
                      map=map is not None, lse=lse)
         return WeightsSummary(**{name: found[name] for name, wanted in asked.items() if wanted})
 
     # What the weights are computed again from
+
+    @contextmanager
+    def _answer(self, progress=None, parts: int = 1) -> Iterator[Progress]:
+        """The work on one answer, from arrays that are the same before and after it."""
+        with Progress(progress, parts) as steps:
+            self._check_operands()
+            yield steps
+            self._check_operands()
+
+    def _check_operands(self) -> None:
+        """Raise unless the arrays are as the first answer found them, which this may be."""
+        operands = vars(self).get("_operands")
+        if operands is None:
+            arrays, since = self._a.arrays, "the first answer was computed"
+            if self._given is not None:
+                arrays, since = arrays | {"lse": self._given}, "the lse was given"
+            operands = vars(self).setdefault("_operands", _operands.Operands(arrays, since))     # one for all threads
+        try:
+            operands.check()
+        except RuntimeError:
+            self._known = None           # which may be of both states
+            raise
+
+    def _lse(self) -> np.ndarray:
+        if self._given is not None:
+            return self._given
+        self._norm(None)
+        return self._known[1]
 
     def _norm(self, report: Callable | None) -> np.ndarray | None:
         """Maximum and inverse sum of each row; None where an lse was given."""
@@ -244,3 +299,9 @@ q_lengths, kv_lengths, layout, num_threads
         if self._known is None and 2 * count < int(np.prod(whole, dtype=np.int64)):
             return _sweeps.rows(some, None, (), None, None)["norm"], None
         return np.ascontiguousarray(self._norm(None)[index]), None
+
+
+def _read_only(x: np.ndarray) -> np.ndarray:
+    view = x.view()
+    view.flags.writeable = False
+    return view

@@ -140,6 +140,7 @@ class _Collector:
             asked["map"] = tuple(map(min, self.bins, weights.shape[-2:]))
         found = vars(weights.summary(**asked)) if asked else {}
         if "weights" in self.what:
+            weights._check_operands()       # from now on its options must stay as they are in this call
             found = {**found, "weights": weights}
         self.records.append(AttentionRecord(layer=name, shape=weights.shape, **{key: found[key] for key in self.what}))
 

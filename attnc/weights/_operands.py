@@ -1,0 +1,68 @@
+"""The arrays that lazy weights hold, and a fingerprint of each, by which a change after the first answer is noticed."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+SAMPLES = 4096      # elements of an array that are compared
+
+
+class Operands:
+    """What was in the arrays that weights are computed from when the first answer began.
+
+    Parameters
+    ----------
+    arrays : dict
+        By name as an argument.
+    since : str
+        When that was, for the error.
+    """
+
+    def __init__(self, arrays: dict[str, np.ndarray], since: str):
+        self._samples = {name: _samples(x) for name, x in arrays.items()}
+        self._since, self._first = since, self._now()
+
+    def _now(self) -> list[bytes]:
+        return [x[places].tobytes() for x, places in self._samples.values()]       # as bits: NaN is equal to itself
+
+    def check(self) -> None:
+        """Raise if an array is not as it was."""
+        now = self._now()
+        if now != self._first:
+            changed = [name for name, a, b in zip(self._samples, self._first, now, strict=True) if a != b]
+            raise RuntimeError(f"{' and '.join(changed)} changed since {self._since}; wanted the same values for every "
+                               "answer, which would mix two states: make a new AttentionWeights of what is there now, "
+                               "or make it of copies")
+
+
+def own_views(a) -> None:
+    """Hold views of the arrays of `a`: no one else can set their shape, strides or dtype."""
+    for name, x in a.arrays.items():
+        setattr(a, name, x.view())
+
+
+def _samples(x: np.ndarray) -> tuple:
+    """An array and an index of it: all elements of a small one; of a large one `SAMPLES`, among which is each index of
+    each axis that is no longer than that."""
+    x = x[tuple([slice(1) if stride == 0 else slice(None, None, -1 if stride < 0 else 1) for stride in x.strides])]
+    if x.size <= SAMPLES:
+        return x, ...
+    places = _places(x.shape)
+    if any(stride % x.itemsize for stride in x.strides):
+        return x, places
+    steps = [stride // x.itemsize for stride in x.strides]         # one axis is indexed several times faster than four
+    memory = np.lib.stride_tricks.as_strided(
+        x, (1 + sum((length - 1) * step for length, step in zip(x.shape, steps, strict=True)),), (x.itemsize,))
+    return memory, sum(place * step for place, step in zip(places, steps, strict=True))
+
+
+def _spread(shape: tuple) -> tuple[np.ndarray, ...]:
+    """Indices on each axis, shuffled against each other: all of an axis up to SAMPLES long, of a longer one evenly."""
+    random, steps = np.random.default_rng(0), np.arange(SAMPLES)
+    return tuple([random.permutation(steps % length if length <= SAMPLES else steps * length // SAMPLES)
+                  for length in shape])
+
+
+_places = lru_cache(maxsize=32)(_spread)       # no decorator: stubtest would miss the parameters
