@@ -1,5 +1,6 @@
 """The mask handed to transformers: its options mean what transformers' booleans say, and foreign masks hold."""
 
+import copy
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -53,8 +54,8 @@ def made(rule, size="square", padding="none", **more):
     q_len, kv_len, q_offset, kv_offset = SIZES[size]
     seen = PADDING[padding] and torch.tensor(PADDING[padding], dtype=torch.bool)[:, :kv_len + kv_offset]
     return mask(batch_size=2, q_length=q_len, kv_length=kv_len, q_offset=q_offset, kv_offset=kv_offset,
-                mask_function=rule, attention_mask=seen, dtype=torch.float32, config=None, use_vmap=False,
-                device=torch.device("cpu"), **more)
+                mask_function=rule, attention_mask=seen, config=None, use_vmap=False, device=torch.device("cpu"),
+                **{"dtype": torch.float32, **more})
 
 
 def meaning(found):
@@ -72,10 +73,11 @@ def test_the_options_mean_what_the_booleans_say(rule, size, padding):
     found = made(RULES[rule], size, padding)
     assert type(found) is Mask and "mask" not in found.options
     allowed = meaning(found)
-    assert found.booleans().shape == found.shape and type(found.booleans()) is torch.Tensor
-    np.testing.assert_array_equal(allowed, found.booleans().numpy())
-    assert list(found.options) == ["mask"]
-    np.testing.assert_array_equal(meaning(found), allowed)
+    numbers = found.numbers()
+    assert numbers.shape == found.shape and type(numbers) is torch.Tensor and numbers.dtype == torch.float32
+    least = np.finfo(np.float32).min
+    np.testing.assert_array_equal(np.where(allowed, np.float32(0), least), numbers.numpy())
+    assert list(found.options) == ["bias"] and found.options["bias"] is numbers
 
 
 def test_the_options_are_few():
@@ -85,17 +87,51 @@ def test_the_options_are_few():
     assert list(made(RULES["all"], padding="right").options) == ["kv_lengths"]
     assert list(made(RULES["all"], padding="left").options) == ["key_mask"]
     with torch._C.DisableTorchFunctionSubclass():
-        assert made(RULES["causal"]).untyped_storage().nbytes() == 1
+        assert made(RULES["causal"]).untyped_storage().nbytes() == 4
     assert "causal" in repr(made(RULES["causal"]))
 
 
 @pytest.mark.parametrize("rule", UNKNOWN)
 def test_a_rule_that_is_not_known_gives_booleans(rule):
     found = made(UNKNOWN[rule], padding="left", allow_is_causal_skip=True)
-    assert type(found) is torch.Tensor
-    wanted = rules.sdpa_mask(2, 9, 9, mask_function=UNKNOWN[rule], allow_is_causal_skip=False,
-                             attention_mask=torch.tensor(PADDING["left"], dtype=torch.bool)[:, :9])
-    assert torch.equal(found, wanted)
+    seen = torch.tensor(PADDING["left"], dtype=torch.bool)[:, :9]
+    wanted = rules.sdpa_mask(2, 9, 9, mask_function=UNKNOWN[rule], allow_is_causal_skip=False, attention_mask=seen)
+    assert list(found.options) == ["mask"] and torch.equal(found.options["mask"], wanted)
+    assert torch.equal(found + 0, rules.eager_mask(2, 9, 9, mask_function=UNKNOWN[rule], attention_mask=seen))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("padding", PADDING)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_model_that_adds_the_mask_adds_what_eager_adds(rule, padding, dtype):
+    """So that an attention of a model's own is right, and torch's code for sdpa too, which takes it as it is."""
+    found, wanted = made(RULES[rule], padding=padding, dtype=dtype), eager(RULES[rule], padding, dtype=dtype)
+    scores = torch.randn(2, 4, 9, 9, dtype=dtype)
+    assert found.dtype == dtype and torch.is_floating_point(found)
+    torch.testing.assert_close(scores + found, scores + wanted, rtol=0, atol=0)
+    values = torch.randn(2, 4, 9, 8, dtype=dtype)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    found, query = made(RULES[rule], padding=padding, dtype=dtype), torch.randn(2, 4, 9, 8, dtype=dtype)
+    torch.testing.assert_close(sdpa(query, values, values, found), sdpa(query, values, values, wanted), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("padding", PADDING)
+def test_none_where_eager_has_none(padding):
+    wanted = eager(RULES["all"], padding, allow_is_bidirectional_skip=True)
+    assert (made(RULES["all"], padding=padding, allow_is_bidirectional_skip=True) is None) == (wanted is None)
+    assert made(RULES["all"], padding=padding) is not None
+    assert made(RULES["causal"], padding=padding, allow_is_causal_skip=True) is not None
+
+
+def eager(rule, padding, **more):
+    """The mask that transformers' eager attention gets."""
+    seen = PADDING[padding] and torch.tensor(PADDING[padding], dtype=torch.bool)[:, :9]
+    return rules.eager_mask(2, 9, 9, mask_function=rule, attention_mask=seen, **more)
+
+
+def test_memory_read_past_the_mask_is_nan():
+    with torch._C.DisableTorchFunctionSubclass():
+        assert (made(RULES["causal"]) + 0).isnan().all()
 
 
 def test_an_offset_that_is_a_tensor():
@@ -104,27 +140,29 @@ def test_an_offset_that_is_a_tensor():
 
 
 OPERATIONS = {
-    "a slice": lambda x: x[:, :, :, :4], "not": lambda x: ~x, "where": lambda x: torch.where(x, 0.0, -1.0),
-    "joined": lambda x: torch.cat([x, x], dim=-1), "to a number": lambda x: x.to(torch.float32), "all": torch.all,
+    "a slice": lambda x: x[:, :, :, :4], "less": lambda x: x < 0, "where": lambda x: torch.where(x == 0, 0.0, -1.0),
+    "joined": lambda x: torch.cat([x, x], dim=-1), "to bfloat16": lambda x: x.to(torch.bfloat16), "any": torch.any,
     "chosen": lambda x: x.index_select(0, torch.tensor([1, 0])), "repeated": lambda x: x.expand(2, 4, -1, -1),
+    "padded": lambda x: torch.nn.functional.pad(x, (0, 3), value=torch.finfo(x.dtype).min), "copied": copy.deepcopy,
 }
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_sees_the_booleans(name):
+def test_an_operation_sees_the_numbers(name):
     found = made(RULES["causal"], padding="left")
-    assert found.shape == (2, 1, 9, 9) and found.dtype == torch.bool and found.dim() == 4 and len(found) == 2
-    assert "mask" not in found.options
-    got, wanted = OPERATIONS[name](found), OPERATIONS[name](made(RULES["causal"], padding="left").booleans())
+    assert found.shape == (2, 1, 9, 9) and found.dtype == torch.float32 and found.dim() == 4 and len(found) == 2
+    assert "causal" in found.options
+    got, wanted = OPERATIONS[name](found), OPERATIONS[name](made(RULES["causal"], padding="left").numbers())
     assert type(got) is torch.Tensor and torch.equal(got, wanted)
 
 
 def test_a_change_of_the_mask_is_kept():
     found = made(RULES["causal"], padding="left")
-    found[:, :, 0, 1] = True
-    found.logical_and_(torch.ones(9, dtype=torch.bool).index_fill(0, torch.tensor(0), False))
-    allowed = meaning(found)
-    assert allowed[:, :, 0, 1].all() and not allowed[..., 0].any()
+    least = torch.finfo(torch.float32).min
+    found[:, :, 0, 1] = 0
+    found.masked_fill_(torch.arange(9) == 0, least)
+    bias = found.options["bias"]
+    assert list(found.options) == ["bias"] and (bias[:, :, 0, 1] == 0).all() and (bias[..., 0] == least).all()
 
 
 # What a model is given by its user
@@ -169,14 +207,22 @@ def test_a_position_bias_is_added_to_a_mask_of_numbers():
     torch.testing.assert_close(got, wanted)
 
 
-def test_without_a_mask_a_causal_row_sees_the_keys_at_or_before_it():
+@pytest.mark.parametrize("attribute", [None, True, False])
+def test_without_a_mask_a_row_sees_every_key(attribute):
+    """As in `eager`, whatever the module's `is_causal`, which sdpa takes for True where there is none."""
+    module, query, key = torch.nn.Module(), torch.randn(2, 4, 3, 8), torch.randn(2, 4, 9, 8)
+    if attribute is not None:
+        module.is_causal = attribute
+    got, _ = ours.attend(module, query, key, key, None)
+    torch.testing.assert_close(got, torch.nn.functional.scaled_dot_product_attention(query, key, key).transpose(1, 2))
+
+
+def test_causal_by_the_argument_of_a_call():
     """As sdpa has it: with more keys than rows a static cache is being filled."""
     query, key = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 9, 8)
-    got, _ = ours.attend(torch.nn.Module(), query, key, key, None)
+    got, _ = ours.attend(torch.nn.Module(), query, key, key, None, is_causal=True)
     wanted = torch.nn.functional.scaled_dot_product_attention(query, key, key, is_causal=True).transpose(1, 2)
     torch.testing.assert_close(got, wanted)
-    got, _ = ours.attend(torch.nn.Module(), query, key, key, None, is_causal=False)
-    torch.testing.assert_close(got, torch.nn.functional.scaled_dot_product_attention(query, key, key).transpose(1, 2))
 
 
 def test_what_it_cannot_do_is_an_error_that_names_it(model):

@@ -9,11 +9,11 @@ from transformers.utils.output_capturing import _active_collector
 
 from ..torch import attention
 from ._capture import AttentionRecord, capture, collect
+from ._choice import NAME, watch
 from ._mask import Mask, mask
 
 __all__ = ["NAME", "AttentionRecord", "capture", "register"]
 
-NAME = "attnc"
 # What a model hands down that is not for the attention; everything else that is not known is an error.
 _NOT_OURS = {*TransformersKwargs.__annotations__, "cache", "cache_position", "deterministic", "logits_to_keep",
              "position_embeddings", "return_dict", "use_cache"}
@@ -23,12 +23,19 @@ def register() -> str:
     """Let transformers know ``attn_implementation="attnc"``: exact attention on the CPU, weights when asked for.
 
     A model takes it when it is made (``from_config(config, attn_implementation="attnc")``, also `from_pretrained`) or
-    later (``model.set_attn_implementation("attnc")``).
+    later (``model.set_attn_implementation("attnc")``). A part of a model whose attention does not call transformers'
+    interface computes what it does under ``"eager"``, by its own code: a UserWarning names the class when it is made.
 
     Returns
     -------
     str
         The name, ``"attnc"``.
+
+    Raises
+    ------
+    ValueError
+        Not here, but where a model is made whose attention classes are in a table of their own by name of
+        implementation (Falcon, GPT-Neo, SAM): its text names the class.
 
     Examples
     --------
@@ -44,6 +51,7 @@ def register() -> str:
     """
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, mask)
+    watch()
     return NAME
 
 
@@ -65,10 +73,9 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
         raise ValueError(f"attnc has no dropout of attention weights; the model is in training with {dropout}")
     options = _mask_options(attention_mask, query, key)
     if attention_mask is None:
-        if is_causal is None:
-            is_causal = getattr(module, "is_causal", True)
         if kwargs.get("cu_seq_lens_q") is not None:
             raise ValueError("attnc takes packed sequences by their position_ids, not by cu_seq_lens_q alone")
+        # Only a call can ask for this: `eager` does not look at `module.is_causal`, which cross-attention may have.
         if is_causal and query.shape[2] > 1:    # more keys than rows: a static cache that is still empty
             options = {"causal": True, "q_offset": 0}
     if position_bias is not None:

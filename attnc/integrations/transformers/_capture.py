@@ -8,9 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from ... import AttentionWeights
 from ..torch import as_array
+from ._choice import NAME
 
 STATISTICS = ("topk", "key_mass", "entropy", "map", "effective_keys", "max", "argmax", "mean_position",
               "mean_distance", "key_max", "lse")
@@ -34,7 +36,7 @@ def capture(model, what=("topk", "key_mass", "entropy", "map"), *, layers=None, 
     Parameters
     ----------
     model : transformers.PreTrainedModel
-        With ``attn_implementation="attnc"``.
+        With ``attn_implementation="attnc"``, or with parts that have it.
     what : name or tuple of names
         Statistics of `attnc.AttentionWeights`, out of ``"topk"``, ``"key_mass"``, ``"entropy"``, ``"map"``,
         ``"effective_keys"``, ``"max"``, ``"argmax"``, ``"mean_position"``, ``"mean_distance"``, ``"key_max"``,
@@ -59,7 +61,7 @@ def capture(model, what=("topk", "key_mass", "entropy", "map"), *, layers=None, 
     ------
     ValueError
         If the model runs another attention or is compiled, or if a name in `what`, a layer or a head is not known; for
-        the number of a layer when the run is over.
+        the number of a layer, and for a model that never called attnc, when the run is over.
 
     Examples
     --------
@@ -98,11 +100,13 @@ class _Collector:
         unknown = [name for name in self.what if name not in NAMES]
         if unknown or not self.what:
             raise ValueError(f"what is {what!r}; wanted names out of {', '.join(NAMES)}")
-        found = model.config._attn_implementation
-        if found != "attnc":
-            raise ValueError(f"the model runs {found!r}; capture needs model.set_attn_implementation('attnc')")
+        found = {id(x.config): x.config._attn_implementation for x in model.modules() if isinstance(x, PreTrainedModel)}
+        if NAME not in found.values():
+            raise ValueError(f"the model runs {model.config._attn_implementation!r}; capture needs {NAME!r}: "
+                             f"model.set_attn_implementation({NAME!r})")
         if any(isinstance(x, torch._dynamo.OptimizedModule) or x._compiled_call_impl for x in model.modules()):
             raise ValueError("the model is compiled; capture needs it as it was")
+        self.model = type(model).__name__
         self.names = {id(module): name for name, module in model.named_modules()}
         self.layers = [layers] if isinstance(layers, (int, str)) else layers
         for layer in self.layers or ():
@@ -117,8 +121,10 @@ class _Collector:
     def check_layers(self):
         """Only after the run is it known how many layers there are."""
         ran = len(self.order)
+        if not ran:
+            raise ValueError(f"{self.model} never called attnc: it did not run, or its attention is its own code")
         wrong = [layer for layer in self.layers or () if not isinstance(layer, str) and layer not in range(ran)]
-        if wrong and ran:
+        if wrong:
             raise ValueError(f"layers has {wrong[0]}; the model ran {ran} layers of attention")
 
     def take(self, module, query, key, options):

@@ -1,4 +1,4 @@
-"""The mask that transformers carries from a model to its attention: a few options, and booleans only when asked for."""
+"""The mask that transformers carries from a model to its attention: a few options, numbers once code works on it."""
 
 from __future__ import annotations
 
@@ -17,66 +17,77 @@ _WINDOW_BOTH_SIDES = masking_utils.sliding_window_bidirectional_overlay(1).__cod
 _CHUNKED = masking_utils.chunked_overlay(1, None).__code__
 _PACKED = masking_utils.packed_sequence_mask_function(None).__code__
 _REMAPPED = masking_utils.remap_positions_for_packed_sequence(None, None).__code__
-# Asking for these does not turn a mask into booleans.
-_SHAPE = {torch.Tensor.dim, torch.Tensor.size, torch.Tensor.__len__, torch.Tensor.numel,
+# Asking for these does not turn a mask into numbers.
+_SHAPE = {torch.Tensor.dim, torch.Tensor.size, torch.Tensor.__len__, torch.Tensor.numel, torch.Tensor.is_floating_point,
           *(getattr(torch.Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "requires_grad"))}
 
 
 class Mask(torch.Tensor):
-    """A boolean mask (batch, 1, q_len, kv_len) as the `options` of `attnc.attention` that mean the same.
+    """The mask that `eager` adds, (batch, 1, q_len, kv_len), as the `options` of `attnc.attention` that mean the same.
 
-    It takes no memory of its own. The first operation on it builds the booleans, which are the mask from then on.
+    It takes no memory of its own. The first operation on it builds the numbers: 0 where the row may see the key, the
+    least number of its dtype elsewhere. They are the mask from then on, so that a model that adds it is right.
     """
 
     @staticmethod
-    def __new__(cls, shape: tuple, options: dict, build) -> Mask:
-        return torch.zeros((), dtype=torch.bool).expand(shape).as_subclass(cls)
+    def __new__(cls, shape: tuple, options: dict, build, dtype: torch.dtype = torch.float32) -> Mask:
+        # Code that reads the memory without asking this class finds NaN, and no mask that is silently lost.
+        return torch.full((), torch.nan, dtype=dtype).expand(shape).as_subclass(cls)
 
-    def __init__(self, shape: tuple, options: dict, build):
-        self.options, self._build, self._booleans = options, build, None
+    def __init__(self, shape: tuple, options: dict, build, dtype: torch.dtype = torch.float32):
+        self.options, self._build, self._numbers = options, build, None
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _SHAPE:
                 return func(*args, **kwargs or {})
-            return func(*_booleans(args), **_booleans(kwargs or {}))
+            return func(*_numbers(args), **_numbers(kwargs or {}))
 
-    def booleans(self) -> torch.Tensor:
-        """The mask as an ordinary tensor, True where the row may see the key."""
-        if self._booleans is None:
-            self._booleans = self._build()
-            self.options = {"mask": self._booleans}
-        return self._booleans
+    def numbers(self) -> torch.Tensor:
+        """The mask as an ordinary tensor, to be added to the scores."""
+        if self._numbers is None:
+            with torch._C.DisableTorchFunctionSubclass():
+                dtype = self.dtype
+            self._numbers = torch.where(self._build(), torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
+            self.options = {"bias": self._numbers}
+        return self._numbers
 
     def __repr__(self, **kwargs) -> str:
         return f"Mask({tuple(self.shape)}, {self.options})"
 
 
-def _booleans(x):
-    """Arguments with every mask in them as booleans."""
+def _numbers(x):
+    """Arguments with every mask in them as numbers."""
     if isinstance(x, Mask):
-        return x.booleans()
+        return x.numbers()
     if isinstance(x, dict):
-        return {name: _booleans(each) for name, each in x.items()}
-    return type(x)(map(_booleans, x)) if type(x) in (tuple, list) else x
+        return {name: _numbers(each) for name, each in x.items()}
+    return type(x)(map(_numbers, x)) if type(x) in (tuple, list) else x
 
 
 def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=masking_utils.causal_mask_function,
-         attention_mask=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=False, **arguments):
-    """The mask function of ``attn_implementation="attnc"``: a `Mask`, or booleans for a rule that it does not know."""
-    build = partial(masking_utils.sdpa_mask, batch_size, q_length, kv_length, q_offset, kv_offset, mask_function,
-                    attention_mask, allow_is_causal_skip=False, allow_is_bidirectional_skip=False, **arguments)
-    if torch.compiler.is_compiling() or (attention_mask is not None and attention_mask.ndim != 2):
-        return build()
-    positions = np.arange(q_length) + int(q_offset), np.arange(kv_length) + kv_offset
-    options = _options(mask_function, *positions)
+         attention_mask=None, dtype=torch.float32, allow_is_bidirectional_skip=False, **arguments):
+    """The mask function of ``attn_implementation="attnc"``: a `Mask`; None where `eager` has none."""
+    sizes = batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask
+    arguments.pop("allow_is_causal_skip", None)
+    if torch.compiler.is_compiling():
+        return masking_utils.eager_mask(*sizes, dtype=dtype, allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+                                        **arguments)
+    build = partial(masking_utils.sdpa_mask, *sizes, allow_is_causal_skip=False, **arguments)
+    shape = batch_size, 1, q_length, kv_length
+    options = None
+    if attention_mask is None or attention_mask.ndim == 2:
+        options = _options(mask_function, np.arange(q_length) + int(q_offset), np.arange(kv_length) + kv_offset)
     if options is None:
-        return build()
+        booleans = build()
+        return Mask(booleans.shape, {"mask": booleans}, lambda: booleans, dtype)
     options = {**options, **_padding(attention_mask, kv_length, kv_offset)}
+    if not options and allow_is_bidirectional_skip:
+        return None
     if options.keys() & {"causal", "window"}:
         options["q_offset"] = int(q_offset) - kv_offset
-    return Mask((batch_size, 1, q_length, kv_length), options, build)
+    return Mask(shape, options, build, dtype)
 
 
 def _options(rule, rows: np.ndarray, keys: np.ndarray) -> dict | None:

@@ -1,0 +1,64 @@
+"""What happens when a model is given ``"attnc"``: attentions of its own are an error, or a warning, with its name."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+
+from transformers import PreTrainedModel
+
+NAME = "attnc"
+
+
+def watch() -> None:
+    """Look at each model of transformers that is given attnc, before its layers are made."""
+    check = PreTrainedModel.get_correct_attn_implementation
+    if hasattr(check, "attnc"):
+        return
+
+    @functools.wraps(check)
+    def checked(self, requested_attention, *args, **kwargs):
+        found = check(self, requested_attention, *args, **kwargs)
+        if found == NAME:
+            _look_at(self)
+        return found
+
+    checked.attnc = True
+    PreTrainedModel.get_correct_attn_implementation = checked
+
+
+def _look_at(model: PreTrainedModel) -> None:
+    cls = type(model)
+    tables = [table for each in cls.__mro__ for table in _tables(each.__module__)]
+    for table in tables:
+        table.model = cls.__name__
+    made = {type(part) for part in model.modules()}     # none, while it is made
+    own = sorted(each.__name__ for table in tables for each in made.intersection(table.values()))
+    if own or not (tables or cls._can_set_attn_implementation()):
+        name = ", ".join(["an attention of its own", *own[:1]])
+        warnings.warn(f"{cls.__name__} has {name}, which does not call transformers' interface: "
+                      "it runs, attnc does not", UserWarning, stacklevel=3)
+
+
+class _OwnAttentions(dict):
+    """Attention classes of a model by the name of an implementation, to which attnc is not known."""
+
+    def __missing__(self, name):
+        if name != NAME:
+            raise KeyError(name)
+        raise ValueError(f"{self.model} has attention classes of its own, for {' and '.join(map(repr, self))}, in "
+                         f"place of transformers' interface: it cannot run {NAME!r}")
+
+
+def _tables(module: str) -> list[_OwnAttentions]:
+    """The tables of attention classes in a module, each made one that names the model where it would say KeyError."""
+    found = []
+    for name, x in vars(sys.modules.get(module, object)).items():
+        if type(x) is dict and "eager" in x and all(isinstance(each, type) for each in x.values()):
+            found.append((name, _OwnAttentions(x)))
+        elif isinstance(x, _OwnAttentions):
+            found.append((name, x))
+    for name, table in found:
+        setattr(sys.modules[module], name, table)
+    return [table for _, table in found]
