@@ -204,7 +204,7 @@ class _Progress:
         if sys.stderr.isatty():
             try:
                 from tqdm import tqdm
-            except ImportError:
+            except ModuleNotFoundError:
                 return
             self.bar = tqdm(total=total, leave=False, bar_format="{percentage:3.0f}% {bar:20} {elapsed} {desc}")
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+from importlib import import_module
 from types import ModuleType
 
-try:
-    from . import _cpu
-except ImportError as error:
-    raise ImportError(
-        "attnc: the compiled kernels are missing. In a source tree, build them with 'pip install -e .' "
-        "(a C compiler is needed; 'make run' does all of it); otherwise install attnc from a wheel."
-    ) from error
+
+def _compiled(name: str) -> ModuleType:
+    """A compiled module; ImportError that says whether it is missing, or why it cannot be loaded."""
+    try:
+        return import_module(f"attnc.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"attnc.{name}":
+            raise
+        raise ImportError(
+            "attnc: the compiled kernels are missing. In a source tree, build them with 'pip install -e .' "
+            "(a C compiler is needed; 'make run' does all of it); otherwise install attnc from a wheel."
+        ) from error
+    except ImportError as error:        # an interpreter that may not share it, a library that it lacks
+        raise ImportError(f"attnc: the compiled module attnc.{name} cannot be loaded: {error}") from error
+
+
+_cpu = _compiled("_cpu")
 
 ORDER = ("avx512bf16", "avx512", "avx2", "neon", "base")  # best first
 
@@ -27,7 +37,7 @@ def load(name: str) -> ModuleType:
     if name not in available():
         why = "was left out when attnc was built" if name in _cpu.LEFT_OUT else "cannot run here"
         raise ImportError(f"attnc: instruction set {name!r} {why}; available: {', '.join(available())}")
-    return importlib.import_module(f"attnc._kernels_{name}")
+    return _compiled(f"_kernels_{name}")
 
 
 def isa() -> str:

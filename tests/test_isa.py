@@ -5,6 +5,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -46,6 +47,48 @@ def test_only_the_chosen_module_is_loaded(python):
     code = "import sys, attnc; print([name for name in sys.modules if '_kernels_' in name])"
     for name in _isa.available():
         assert python(code, ATTNC_ISA=name) == f"['attnc._kernels_{name}']"
+
+
+FAILING = """
+import sys
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            raise {error}
+sys.meta_path.insert(0, Finder)
+try:
+    import attnc
+except ImportError as error:
+    print(type(error).__name__, error, "|", error.__cause__)
+"""
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    ("ModuleNotFoundError('No module named NAME', name='NAME')", "kernels are missing. In a source tree, build them"),
+    ("ImportError('libgomp.so.1: cannot open shared object file')",
+     "module NAME cannot be loaded: libgomp.so.1: cannot open shared object file"),
+    ("ModuleNotFoundError('No module named other', name='other')", "ModuleNotFoundError No module named other | None"),
+])
+@pytest.mark.parametrize("module", ["_cpu", f"_kernels_{_isa.available()[0]}"])
+def test_a_failing_import_tells_its_cause(python, module, error, said):
+    error, said = (text.replace("NAME", f"attnc.{module}") for text in (error, said))
+    assert said in python(FAILING.format(module=f"attnc.{module}", error=error))
+
+
+def test_a_second_interpreter_is_refused_with_the_cause(python):
+    code = r"""
+import attnc
+try:
+    import _interpreters as interpreters
+except ModuleNotFoundError:
+    import _xxsubinterpreters as interpreters
+code = "try: import attnc\nexcept ImportError as error: print(error, flush=True)"
+interpreters.run_string(interpreters.create(), code)
+"""
+    pytest.importorskip("_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters")
+    said = python(code)
+    assert said.startswith("attnc: the compiled module attnc._cpu cannot be loaded: ")
+    assert "nterpreter" in said.partition(": ")[2].partition(": ")[2] and "build" not in said
 
 
 def test_the_fixture_runs_what_it_says(isa):

@@ -7,3 +7,8 @@ measurements as a dictionary.
 
 class Unsupported(Exception):
     """A contender is not installed, or cannot do a case; the message says why."""
+
+    @classmethod
+    def import_of(cls, error: ImportError):
+        """For a contender that cannot be imported."""
+        return cls("not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported: {error}")

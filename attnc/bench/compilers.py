@@ -37,7 +37,7 @@ def _import_jax(threads):
     try:
         import jax
     except ImportError as error:
-        raise Unsupported("not installed") from error
+        raise Unsupported.import_of(error) from error
     if not hasattr(os, "sched_setaffinity"):
         if threads < machine.cores():
             raise Unsupported(f"takes all {machine.cores()} processors")
@@ -57,7 +57,7 @@ def setup_openvino(case, arrays, options, threads):
         import openvino
         from openvino import opset13
     except ImportError as error:
-        raise Unsupported("not installed") from error
+        raise Unsupported.import_of(error) from error
     only(options, "causal", "window", "scale", "mask", "bias")
     if case.dtype in ("float64", "bfloat16"):
         raise Unsupported(f"computes {case.dtype} in another precision")

@@ -180,7 +180,7 @@ def setup_scipy(case, arrays, options, threads):
     try:
         from scipy import special
     except ImportError as error:
-        raise Unsupported("not installed") from error
+        raise Unsupported.import_of(error) from error
     if isinstance(case, WeightedSum) or case.dtype == "bfloat16":
         raise Unsupported("has no such function or dtype")
     return lambda: getattr(special, case.function)(arrays[0], axis=case.axis)

@@ -14,7 +14,7 @@ def _packages():
         import onnx
         import onnxruntime
     except ImportError as error:
-        raise Unsupported(f"{error.name or 'onnxruntime'} is not installed") from error
+        raise Unsupported.import_of(error) from error
     if onnx.defs.onnx_opset_version() < OPSET:
         raise Unsupported(f"onnx {onnx.__version__} has no opset {OPSET}")
     return onnx, onnxruntime

@@ -156,7 +156,7 @@ def import_torch(threads):
     try:
         import torch
     except ImportError as error:
-        raise Unsupported("not installed") from error
+        raise Unsupported.import_of(error) from error
     torch.set_num_threads(threads)
     return torch
 

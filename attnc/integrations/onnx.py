@@ -7,7 +7,9 @@ import numpy as np
 try:
     import onnx
     from onnx.reference.op_run import OpRun
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if error.name != "onnx":
+        raise
     raise ImportError("attnc.integrations.onnx needs the package 'onnx', which is not installed") from error
 
 from ..attention import attention, attention_scores

@@ -22,7 +22,9 @@ def pyplot():
     """matplotlib.pyplot, or an ImportError that says how to get it."""
     try:
         from matplotlib import pyplot
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
         raise ImportError("attnc.plot needs matplotlib: pip install attnc[plot]") from error
     return pyplot
 
