@@ -8,6 +8,7 @@ cdef extern from "runtime.h" nogil:
     int default_threads()
     int enter_threads(int threads, int explicit_number)
     void leave_threads(int threads)
+    int possible_threads(int threads)
     Py_ssize_t share_of_l2(Py_ssize_t share)
     double seconds()
     int run_signal_handlers()

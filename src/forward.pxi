@@ -41,7 +41,7 @@ cdef void compute(Work* w) noexcept nogil:
 cdef void run(Work* w, Step step, Py_ssize_t n, Py_ssize_t together=1) noexcept nogil:
     """Tasks in order, so many together, to the next free thread; they write disjoint memory and need no lock."""
     cdef Py_ssize_t i, shares = ceil_div(n, together)
-    cdef int threads = <int> least(w.p.n_threads, shares)
+    cdef int threads = possible_threads(<int> least(w.p.n_threads, shares))
     if threads == 1:                # a parallel region of one thread would cost a microsecond
         for i in range(shares):
             some(w, step, i * together, least(n, (i + 1) * together), 0)

@@ -37,12 +37,19 @@ cdef double run_probe(int type, long n, char* data, Py_ssize_t nbytes, int threa
     return seconds() - began
 
 
+cdef int refuse_too_many(int threads) except -1:
+    if possible_threads(threads) < threads:
+        raise RuntimeError(f"the system refuses to create {threads} threads")
+    return 0
+
+
 def fma_peak(str dtype, int num_threads, double duration=0.01):
     """Multiply-and-adds of whole vectors in registers, in FLOP/s over all threads, measured for about `duration` seconds."""
     cdef int type = F32 if dtype == "float32" else BF16 if dtype == "bfloat16" else F64
     cdef int lanes = VECTOR_BYTES // (8 if type == F64 else 2 if type == BF16 and HAS_DOT else 4)
     cdef long n = 10000
     cdef double took
+    refuse_too_many(num_threads)
     if dtype not in ("float32", "float64", "bfloat16"):
         raise ValueError(f"fma_peak: dtype must be 'float32', 'float64' or 'bfloat16', got {dtype!r}")
     with nogil:                     # the shorter of two runs: another process may have taken one
@@ -56,6 +63,7 @@ def fma_peak(str dtype, int num_threads, double duration=0.01):
 cdef double timed_memory(object array, int num_threads, bint write, const char* source=NULL) except -1:
     cdef Py_buffer view
     cdef double took
+    refuse_too_many(num_threads)
     PyObject_GetBuffer(array, &view, PyBUF_WRITABLE if write else 0)
     try:
         with nogil:

@@ -111,7 +111,7 @@ cdef int start_rows(RowWork* w, int threads, bint explicit) except -1:
 cdef void run_rows(RowWork* w, int threads) noexcept nogil:
     cdef Py_ssize_t i, n = ceil_div(w.pieces, w.of_a_task)
     w.next_poll = seconds() + 0.05
-    threads = <int> least(threads, n)
+    threads = possible_threads(<int> least(threads, n))
     if threads == 1:                    # see run() of the tiles
         for i in range(n):
             rows_step(w, i, 0)

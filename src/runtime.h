@@ -62,6 +62,16 @@ static int default_threads(void) {
 #endif
 }
 
+static double seconds(void) {
+    struct timespec now;
+#ifdef _WIN32
+    timespec_get(&now, TIME_UTC);
+#else
+    clock_gettime(CLOCK_MONOTONIC, &now);       /* a clock that is set back must not delay Ctrl-C */
+#endif
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 /* Threads a call takes, counted until leave_threads: all it asked for, or by default what others left. A negative
  * number stands for OpenMP's own answer, at most so many. */
 static int enter_threads(int threads, int explicit_number) {
@@ -77,14 +87,43 @@ static int enter_threads(int threads, int explicit_number) {
 }
 static void leave_threads(int threads) { working -= threads; }
 
-static double seconds(void) {
-    struct timespec now;
-#ifdef _WIN32
-    timespec_get(&now, TIME_UTC);
-#else
-    clock_gettime(CLOCK_MONOTONIC, &now);       /* a clock that is set back must not delay Ctrl-C */
+#if defined(_OPENMP) && !defined(_WIN32)
+static void *pass_gate(void *gate) {
+    pthread_mutex_lock(gate);
+    pthread_mutex_unlock(gate);
+    return NULL;
+}
+
+/* Whether so many threads can exist at once, besides those that exist. */
+static int can_create(int threads) {
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t *created = malloc((size_t)threads * sizeof *created);
+    int n = 0;
+    if (created == NULL) return 0;
+    pthread_mutex_lock(&gate);                  /* keeps each from ending before the last is created */
+    while (n < threads && pthread_create(&created[n], NULL, pass_gate, &gate) == 0) n++;
+    pthread_mutex_unlock(&gate);
+    for (int i = 0; i < n; i++) pthread_join(created[i], NULL);
+    free(created);
+    return n == threads;
+}
 #endif
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+
+/* Threads that a parallel region may have: all, or 1 if the system refuses to create them, where OpenMP would end the
+ * process. Each calling thread has a pool of its own in OpenMP, so each asks once for its largest region. The question
+ * creates twice as many threads: those that have ended may still count when OpenMP creates its own. */
+static int possible_threads(int threads) {
+#if defined(_OPENMP) && !defined(_WIN32)
+    static _Thread_local int proven = 1;
+    static _Thread_local double ask_again = 0;
+    if (threads <= proven) return threads;
+    if (seconds() < ask_again) return 1;
+    if (can_create(2 * (threads - proven))) return proven = threads;
+    ask_again = seconds() + 1;                  /* a refusal costs as much as creating threads */
+    return 1;
+#else
+    return threads;
+#endif
 }
 
 /* Takes the GIL for signal handlers; a raised exception stays set in this thread's state. Returns whether one is. */

@@ -171,19 +171,81 @@ def test_threads_come_and_go(arrays):
         assert_same_bits(found[0], wanted)
 
 
-def test_small_stacks(python):
-    """Threads with 256 KiB of stack are enough: big arrays lie in scratch memory."""
+@pytest.mark.parametrize("name", _isa.available())
+def test_small_stacks(python, name):
+    """Threads with 64 KiB of stack are enough, as docs/platforms.md says: big arrays lie in scratch memory."""
     code = """
 import threading, numpy as np, attnc
-threading.stack_size(256 * 1024)
-x = np.random.default_rng(0).standard_normal((2, 4, 130, 300)).astype(np.float32)
+threading.stack_size(64 * 1024)
 found = []
 def work():
-    for n in (1, 2):
-        found.append(attnc.attention(x, x, x, causal=True, want=("lse", "weights"), num_threads=n))
-    found.append(attnc.softmax(x.reshape(-1), num_threads=2))
+    for dtype in (np.float32, np.float64, np.float16):
+        x = np.random.default_rng(0).standard_normal((2, 4, 130, 300)).astype(dtype)
+        for n in (1, 2):
+            options = dict(causal=True, softcap=3.0, num_threads=n)
+            result = attnc.attention(x, x, x, want=("lse", "weights"), **options)
+            attnc.attention_backward(x, x, x, x, result.output, result.lse, **options)
+            attnc.attention(x[..., :1, :], x, x, num_threads=n)
+            attnc.attention_scores(x, x, num_threads=n)
+            attnc.softmax(x.reshape(-1), num_threads=n)
+            weights = attnc.AttentionWeights(x, x, num_threads=n)
+            found.append([weights.entropy(), weights.key_mass(), weights.topk(3)])
 thread = threading.Thread(target=work)
 thread.start(); thread.join()
 print(len(found))
 """
-    assert python(code, OMP_STACKSIZE="256K") == "3"
+    assert python(code, OMP_STACKSIZE="64K", ATTNC_ISA=name) == "6"
+
+
+LIMITED = """
+import os, re, resource
+import numpy as np, attnc
+from attnc import _isa
+random = np.random.default_rng(0)
+x, y = random.standard_normal((2, 8, 300, 64), np.float32), random.standard_normal((300, 5000), np.float32)
+calls = [lambda n: attnc.attention(x, x, x, out=outputs[0], num_threads=n),
+         lambda n: attnc.softmax(y, out=outputs[1], num_threads=n)]
+outputs = [np.empty_like(x), np.empty_like(y)]
+wanted = [call(1).copy() for call in calls]
+{limit}
+for _ in range(2):
+    for call, one in zip(calls, wanted):
+        assert (call(8) == one).all()
+try:
+    _isa.kernels.fma_peak("float32", 8)
+except RuntimeError as error:
+    print(error)
+"""
+NO_MEMORY = r"""
+size = 1024 * int(re.search(r"VmSize:\s+(\d+)", open("/proc/self/status").read())[1])
+resource.setrlimit(resource.RLIMIT_AS, (size + (20 << 20), resource.RLIM_INFINITY))     # for stacks of 2 MiB or more
+"""
+NO_PROCESSES = """
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+if os.getuid() == 0:
+    os.setuid(65534)                            # the limit does not hold for root
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limits are those of Linux")
+@pytest.mark.parametrize("limit", [NO_MEMORY, NO_PROCESSES], ids=["memory", "processes"])
+def test_threads_that_cannot_be_created(python, limit):
+    """One thread computes: GNU OpenMP by itself ends the process."""
+    if not _isa.kernels.openmp():
+        pytest.skip("built without OpenMP")
+    assert python(LIMITED.format(limit=limit)) == "the system refuses to create 8 threads"
+
+
+def test_threads_are_created_again_when_they_can_be(python):
+    """After a refusal a thread asks again a second later; what it was granted it does not ask for again."""
+    if not _isa.kernels.openmp():
+        pytest.skip("built without OpenMP")
+    code = LIMITED.format(limit=NO_MEMORY) + """
+import time
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+time.sleep(1.1)
+before = len(os.listdir("/proc/self/task"))
+calls[0](4)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    assert python(code).split("\n")[-1] == "3"

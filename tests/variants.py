@@ -34,11 +34,12 @@ def files(cases: int, *names: str) -> tuple[str, ...]:
     return ("-n", "auto", "--cases", str(cases), *(f"tests/test_{name}.py" for name in names))
 
 
-# Freed memory is kept from use for a while; what a module is made of is not asked of a watched one.
-UNWATCHED = "memory_limit or calls_take_no_memory or instruction or wider_registers"
+# Watched code takes more stack and address space; what a module is made of is not asked of a watched one.
+LIMITS = "small_stacks or cannot_be_created or created_again"
+UNWATCHED = f"memory_limit or calls_take_no_memory or instruction or wider_registers or {LIMITS}"
 # What one thread does, what needs refused memory, what counts signals (they are held back until a system call).
 ALONE = ("no_memory or refused_scratch or huge_sizes or reference_counts or floating_point_error or ten_thousand_calls "
-         "or handler_that_raises")
+         f"or handler_that_raises or {LIMITS}")
 KERNELS = ("-m", "kernels and not more and not peers", *files(2), "tests")
 
 
