@@ -8,17 +8,21 @@ all have the same work in causal attention (Brandon et al. 2023, "Striped Attent
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 import attnc
 
-from .._checks import attention_args
+from .._checks import attention_args, backward_args
 from .._checks.scalars import check_causal, check_choice, check_want
 from ..results import AttentionGradients, AttentionResult
 
 ORDERS = ("contiguous", "zigzag")
+SHOWN = 4       # differences that a message shows
 
 
 class Piece(NamedTuple):
@@ -75,6 +79,56 @@ def scatter(comm, array, order: str = "contiguous", axis: int = -2) -> np.ndarra
     return np.concatenate([np.take(array, range(piece.start, piece.stop), axis) for piece in own], axis)
 
 
+class _Failure(NamedTuple):
+    """An exception as it travels: any of them can be sent, and be raised on another rank."""
+
+    kind: type[Exception]
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException):
+        for kind in (TypeError, ValueError, MemoryError):
+            if isinstance(error, kind):
+                return cls(kind, str(error))
+        return cls(RuntimeError, f"{type(error).__name__}: {error}")
+
+
+def _attempt(function, *arguments, **options):
+    """What the function returns, or the exception that it raises."""
+    try:
+        return function(*arguments, **options)
+    except BaseException as error:      # a KeyboardInterrupt of one rank ends the call of all
+        return error
+
+
+def _everyones(comm, mine):
+    """What each rank has; an exception that one rank has is raised on every rank."""
+    own = mine if isinstance(mine, BaseException) else None
+    everyone = comm.allgather(mine if own is None else _Failure.of(own))
+    if own is not None and not isinstance(own, Exception):
+        raise own
+    for rank, each in enumerate(everyone):
+        if isinstance(each, _Failure):
+            raise each.kind(f"rank {rank}: {each.text}") from own
+    return everyone
+
+
+def _collective(function):
+    """Arguments that do not fit the signature on one rank are an error on every rank: the others wait for this one."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*arguments, **options):
+        misfit = _attempt(signature.bind, *arguments, **options)
+        comm = arguments[0] if arguments else options.get("comm")
+        if isinstance(misfit, TypeError) and hasattr(comm, "allgather"):
+            _everyones(comm, TypeError(f"{function.__name__}() {misfit}"))
+        return function(*arguments, **options)
+
+    return call
+
+
+@_collective
 def ring_attention(comm, query, key, value, *, causal=False, scale=None, softcap=None, sinks=None,
                    order="contiguous", want=(), num_threads=None):
     """`attnc.attention` over a sequence that lies over the ranks of a communicator.
@@ -99,7 +153,9 @@ def ring_attention(comm, query, key, value, *, causal=False, scale=None, softcap
     Raises
     ------
     TypeError, ValueError
-        On every rank, if one has a wrong argument or they do not fit each other.
+        On every rank, if one has a wrong argument or they do not fit each other; the message names rank and cause.
+    MemoryError, RuntimeError
+        On every rank, if one has no memory, or another exception while it computes.
 
     Examples
     --------
@@ -109,9 +165,17 @@ def ring_attention(comm, query, key, value, *, causal=False, scale=None, softcap
     array([1., 1.])
     """
     options = {"scale": scale, "softcap": softcap, "num_threads": num_threads}
-    ring = _Ring(comm, query, key, value, options | {"sinks": sinks}, causal, order, want)
+
+    def check():
+        a = attention_args(query, key, value, causal=check_causal(causal), want=want, sinks=sinks, **options)
+        if set(check_want(want)) - {"lse"}:
+            raise ValueError(f"want={want!r}; wanted 'lse' or nothing")
+        return a
+
+    ring = _Ring(comm, "ring_attention", order, check)
     states = {}
-    for held, arrays in ring.turns([key, value]):
+
+    def attend(held, arrays):
         for mine in ring.own:
             for theirs in held:
                 first = mine not in states
@@ -123,11 +187,17 @@ def ring_attention(comm, query, key, value, *, causal=False, scale=None, softcap
                     want="lse", **options)
                 state = result.output, result.lse
                 states[mine] = state if first else attnc.merge_states([states[mine], state])
-    output, lse = (np.concatenate([states[mine][n] for mine in ring.own], axis) for n, axis in ((0, -2), (1, -1)))
-    output = output.astype(ring.args.dtype)
+
+    def join():
+        output, lse = (np.concatenate([states[mine][n] for mine in ring.own], axis) for n, axis in ((0, -2), (1, -1)))
+        return output.astype(ring.args.dtype), lse
+
+    ring.turn(attend, [ring.key, ring.value])
+    output, lse = ring.together(join)
     return AttentionResult(output, lse=lse) if ring.args.want else output
 
 
+@_collective
 def ring_attention_backward(comm, grad_output, query, key, value, output, lse, *, causal=False, scale=None,
                             softcap=None, order="contiguous", num_threads=None) -> AttentionGradients:
     """Gradients of `ring_attention`: those of keys and values travel with them and come home after one round.
@@ -146,8 +216,8 @@ def ring_attention_backward(comm, grad_output, query, key, value, output, lse, *
 
     Raises
     ------
-    TypeError, ValueError
-        On every rank, if one has a wrong argument or they do not fit each other.
+    TypeError, ValueError, MemoryError, RuntimeError
+        As in `ring_attention`, on every rank.
 
     Examples
     --------
@@ -159,100 +229,139 @@ def ring_attention_backward(comm, grad_output, query, key, value, output, lse, *
     array([1., 1.])
     """
     options = {"scale": scale, "softcap": softcap, "num_threads": num_threads}
-    ring = _Ring(comm, query, key, value, options, causal, order, (), grad_output=grad_output, output=output, lse=lse)
+    names = "query", "key", "value"
+    rows = {}
+
+    def check():
+        b = backward_args(grad_output, query, key, value, output, lse, sinks=None, grad_lse=None, want=names,
+                          causal=check_causal(causal), **options)
+        given = {"grad_output": b.grad_output, "output": b.output, "lse": b.lse}
+        rows.update({name: x[0] if b.args.two_d and name != "lse" else x for name, x in given.items()})
+        return b.args
+
+    ring = _Ring(comm, "ring_attention_backward", order, check)
     acc = ring.args.acc
-    wide = {name: np.zeros(x.shape, acc) for name, x in (("query", query), ("key", key), ("value", value))}
-    for held, arrays in ring.turns([key, value], travelling := [wide["key"], wide["value"]]):
+    totals = ring.together(lambda: {name: np.zeros(getattr(ring, name).shape, acc) for name in names})
+
+    def pull_back(held, arrays, travelling):
         for mine in ring.own:
-            rows = [x[..., mine.here, :] for x in (grad_output, ring.query, output)]
+            own_grad, own_output = (rows[name][..., mine.here, :] for name in ("grad_output", "output"))
             for theirs in held:
                 if causal and theirs.start >= mine.stop:
                     continue
-                keys = [x[..., theirs.here, :].astype(acc) for x in arrays]
                 found = attnc.attention_backward(
-                    rows[0], rows[1], *keys, rows[2], lse[..., mine.here], causal=causal,
+                    own_grad, ring.query[..., mine.here, :], *(x[..., theirs.here, :].astype(acc) for x in arrays),
+                    own_output, rows["lse"][..., mine.here], causal=causal,
                     q_offset=mine.start - theirs.start if causal else None, **options)
-                wide["query"][..., mine.here, :] += found.query
+                totals["query"][..., mine.here, :] += found.query
                 for total, part in zip(travelling, (found.key, found.value), strict=True):
                     total[..., theirs.here, :] += part
-    key_grad, value_grad = travelling
-    return AttentionGradients(query=wide["query"].astype(query.dtype), key=key_grad.astype(key.dtype),
-                              value=value_grad.astype(value.dtype))
+
+    totals["key"], totals["value"] = ring.turn(pull_back, [ring.key, ring.value], [totals["key"], totals["value"]])
+    return AttentionGradients(**ring.together(lambda: {
+        name: total.astype(ring.dtypes[name]) for name, total in totals.items()}))
 
 
 class _Ring:
-    """Checked arguments, which pieces each rank holds, and the turns of the ring."""
+    """Arguments that every rank has checked, which pieces each rank holds, and the turns of the ring.
 
-    def __init__(self, comm, query, key, value, options, causal, order, want, **more):
-        self.comm = comm
-        self.args, mine = None, None
-        try:
-            check_choice("order", order, ORDERS)
-            self.args = a = attention_args(query, key, value, causal=check_causal(causal), want=want, **options)
-            if set(check_want(want)) - {"lse"}:
-                raise ValueError(f"want={want!r}; wanted 'lse' or nothing")
-            for name, x in more.items():
-                shape = a.lse_shape if name == "lse" else a.out_shape
-                if np.shape(x) != shape:
-                    raise ValueError(f"{name} has shape {np.shape(x)}; wanted {shape}")
-            alike = (a.batch, a.q_heads, a.kv_heads, a.head_dim, a.value_dim, key.dtype.str, value.dtype.str,
-                     a.dtype.str, causal, order, a.scale, a.softcap, None if a.sinks is None else a.sinks.tobytes())
-            mine = (query.shape[-2], key.shape[-2], alike)
-        except (TypeError, ValueError) as error:
-            mine = error
-        everyone = comm.allgather(mine)
-        self._check(everyone)
-        query_len, key_len = (sum(each[n] for each in everyone) for n in (0, 1))
-        wanted = [pieces(length, comm.size, order) for length in (query_len, key_len)]
-        for n, name in enumerate(("query", "key")):
-            found = [each[n] for each in everyone]
-            whole = [sum(piece.stop - piece.start for piece in own) for own in wanted[n]]
-            if found != whole:
-                raise ValueError(f"the lengths of {name} over the ranks are {found}; wanted {whole}: order={order!r} "
-                                 f"of {sum(found)} places")
-        if causal and query_len != key_len:
-            raise ValueError(f"causal attention of {query_len} rows over {key_len} keys; wanted equally many")
-        self.own, self.holders = wanted[0][comm.rank], wanted[1]
-        self.query = query.astype(self.args.acc)        # wide, so that merging loses nothing
+    Ranks exchange what they know before they wait for each other's keys, and once more at the end: an exception on one
+    is raised on all, and none waits for a message that does not come.
+    """
 
-    def _check(self, everyone):
-        """Raise on every rank what is wrong on any."""
-        wrong = [(rank, each) for rank, each in enumerate(everyone) if isinstance(each, Exception)]
-        if wrong:
-            rank, error = wrong[0]
-            raise type(error)(f"rank {rank}: {error}")
+    def __init__(self, comm, name: str, order: str, check):
+        self.comm, self.failure = comm, None
+        everyone = _everyones(comm, _attempt(self._described, name, order, check))
         for rank, each in enumerate(everyone):
-            if each[2] != everyone[0][2]:
-                raise ValueError(f"rank {rank} has batch, q_heads, kv_heads, head_dim, value_dim, dtypes and options "
-                                 f"{each[2][:-1]}; wanted those of rank 0: {everyone[0][2][:-1]}")
+            _check_alike(rank, each, everyone[0])
+        self.own, self.holders = self._check_lengths(everyone, order)
 
-    def turns(self, arrays: list, totals: list | None = None):
-        """For each rank in turn, from this one backwards: its pieces, and its arrays.
+    def _described(self, name: str, order: str, check) -> dict:
+        """What the other ranks must know of this one's arguments."""
+        check_choice("order", order, ORDERS)
+        self.args = a = check()
+        query, self.key, self.value = (x[0] if a.two_d else x for x in (a.query, a.key, a.value))
+        self.dtypes = {"query": query.dtype, "key": self.key.dtype, "value": self.value.dtype}
+        self.query = query.astype(a.acc)                # wide, so that merging loses nothing
+        lengths = {"query": a.q_len, "key": a.kv_len}
+        alike = {"function": name, "batch": a.batch, "axes": query.ndim, "q_heads": a.q_heads,
+                 "kv_heads": a.kv_heads, "head_dim": a.head_dim, "value_dim": a.value_dim,
+                 "key.dtype": self.key.dtype.name, "value.dtype": self.value.dtype.name, "dtype": a.dtype.name,
+                 "key.shape[:-2]": self.key.shape[:-2], "value.shape[:-2]": self.value.shape[:-2],
+                 "causal": a.causal, "order": order, "scale": a.scale, "softcap": a.softcap}
+        sinks = {} if a.sinks is None else {f"sinks[{head}]": sink for head, sink in enumerate(a.sinks.tolist())}
+        return {"lengths": lengths, "alike": {name: str(x) for name, x in (alike | sinks).items()}}
 
-        While the caller works with the arrays of one rank, those of the next arrive. The totals are what the caller
-        adds to for the arrays at hand; they go on when it is done, and are this rank's own again after the last turn.
+    def _check_lengths(self, everyone: list[dict], order: str):
+        """Own pieces of the queries, and every rank's pieces of the keys."""
+        found = {name: [each["lengths"][name] for each in everyone] for name in ("query", "key")}
+        wanted = {name: pieces(sum(lengths), self.comm.size, order) for name, lengths in found.items()}
+        for name, lengths in found.items():
+            whole = [sum(piece.stop - piece.start for piece in own) for own in wanted[name]]
+            if lengths != whole:
+                raise ValueError(f"the lengths of {name} over the ranks are {lengths}; wanted {whole}: order={order!r} "
+                                 f"of {sum(lengths)} places")
+        rows, keys = (sum(lengths) for lengths in found.values())
+        if self.args.causal and rows != keys:
+            raise ValueError(f"causal attention of {rows} rows over {keys} keys; wanted equally many")
+        return wanted["query"][self.comm.rank], wanted["key"]
+
+    def together(self, function):
+        """The function's result, once it has one on every rank, after a ring without an exception."""
+        result = _attempt(function) if self.failure is None else self.failure
+        _everyones(self.comm, result if isinstance(result, BaseException) else None)
+        return result
+
+    def turn(self, work, arrays: list, totals: list | None = None) -> list:
+        """Call ``work(pieces, arrays)`` for each rank's in turn, from this rank's backwards.
+
+        While it works with the arrays of one rank, those of the next arrive. The totals are what it adds to for the
+        arrays at hand; they go on when it is done, and those returned are this rank's own again. After an exception a
+        rank works no more, but passes on what the others wait for; `together` raises it.
         """
-        size, rank = self.comm.size, self.comm.rank
+        size, rank, totals = self.comm.size, self.comm.rank, totals or []
         after, before = (rank + 1) % size, (rank - 1) % size
-        held = [np.ascontiguousarray(x) for x in arrays]
+        held, buffers = self.together(lambda: ([np.ascontiguousarray(x) for x in arrays], [
+            [np.empty(max(self._bytes_of(x, owner) for owner in range(size)), np.uint8) for x in [*arrays, *totals]]
+            for _ in range(2)]))
         for turn in range(size):
-            owner, coming, pending = (rank - turn) % size, held, []
+            owner, coming, pending = (rank - turn) % size, [], []
+            places = [self._like(x, (owner - 1) % size, buffer)
+                      for x, buffer in zip([*held, *totals], buffers[turn % 2], strict=True)]
             if turn + 1 < size:
-                coming = [np.empty(self._shape(x, (owner - 1) % size), x.dtype) for x in held]
+                coming = places[:len(held)]
                 for tag, (going, place) in enumerate(zip(held, coming, strict=True)):
                     pending += [self.comm.Irecv(_bytes(place), before, tag), self.comm.Isend(_bytes(going), after, tag)]
-            yield self.holders[owner], held
+            if self.failure is None:
+                result = _attempt(work, self.holders[owner], held, *([totals] if totals else []))
+                self.failure = result if isinstance(result, BaseException) else None
             for request in pending:
                 request.Wait()
-            for n, total in enumerate(totals or ()):
-                place = np.empty(self._shape(total, (owner - 1) % size), total.dtype)
-                self.comm.Sendrecv(_bytes(np.ascontiguousarray(total)), after, 8 + n, _bytes(place), before, 8 + n)
-                totals[n] = place
-            held = coming
+            for n, (total, place) in enumerate(zip(totals, places[len(held):], strict=True)):
+                self.comm.Sendrecv(_bytes(total), after, 8 + n, _bytes(place), before, 8 + n)
+            held, totals = coming, places[len(held):]
+        return totals
 
-    def _shape(self, x, owner: int) -> tuple:
+    def _shape(self, x: np.ndarray, owner: int) -> tuple:
         """Of an array like x as another rank holds it."""
         return *x.shape[:-2], sum(piece.stop - piece.start for piece in self.holders[owner]), x.shape[-1]
+
+    def _bytes_of(self, x: np.ndarray, owner: int) -> int:
+        return math.prod(self._shape(x, owner)) * x.dtype.itemsize
+
+    def _like(self, x: np.ndarray, owner: int, buffer: np.ndarray) -> np.ndarray:
+        """The array of another rank, in a buffer."""
+        return buffer[:self._bytes_of(x, owner)].view(x.dtype).reshape(self._shape(x, owner))
+
+
+def _check_alike(rank: int, here: dict, first: dict) -> None:
+    """Raise what differs between a rank and rank 0."""
+    here, first = here["alike"], first["alike"]
+    if here != first:
+        names = [name for name in (first | here) if here.get(name) != first.get(name)]
+        more = ", ..." if len(names) > SHOWN else ""
+        has, wanted = (", ".join(f"{name}={of.get(name)}" for name in names[:SHOWN]) + more for of in (here, first))
+        raise ValueError(f"rank {rank} has {has}; wanted what rank 0 has: {wanted}")
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
