@@ -13,6 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 import attnc
+from attnc._checks import attention_args
 from attnc.integrations.mpi import _Ring, ring_attention, scatter
 
 ROUNDS = 7
@@ -42,9 +43,8 @@ def measure(comm, length, heads, kv_heads, dim, causal):
             attnc.attention(*arrays, causal=causal, num_threads=1)
 
     def messages():
-        ring = _Ring(comm, query, key, value, {}, causal, order, ())
-        for _ in ring.turns([key, value]):
-            pass
+        ring = _Ring(comm, "messages", order, lambda: attention_args(query, key, value, causal=causal))
+        ring.turn(lambda held, arrays: None, [key, value])
 
     got = ring_attention(comm, query, key, value, causal=causal, order=order, num_threads=1)
     np.testing.assert_allclose(got, scatter(comm, attnc.attention(*arrays, causal=causal), order), atol=2e-6)

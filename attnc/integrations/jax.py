@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
+from numbers import Integral
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import attnc
 
+from .._checks import attention_args
 from .._checks.arrays import accumulator, promoted
+
+OWN_AXES = {"query": 3, "key": 3, "value": 3, "bias": 3, "mask": 3, "q_lengths": 0, "kv_lengths": 0}  # after the batch
 
 
 class _Options(NamedTuple):
@@ -28,12 +33,14 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
 
     Parameters
     ----------
-    query, key, value : array (B, T, N, H) or (T, N, H); (B, S, K, H) or (S, K, H) with N a multiple of K
-        The value may have another depth. Any batch axes before them.
+    query, key, value : float array (B, T, N, H) or (T, N, H); (B, S, K, H) or (S, K, H) with N a multiple of K
+        The value may have another depth. More batch axes may stand before B; missing leading axes count as 1.
     bias, mask : array that broadcasts to (B, N, T, S), optional
-        Floats to add to the scores; bools, True = attend.
-    scale, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size
-        As in jax: causal from the top left, an int window is symmetric.
+        Floats to add to the scores; bools, True = attend. Axes are aligned from the right, as in jax.
+    scale : float, optional
+        ``1 / sqrt(H)`` by default. A traced scale multiplies the query, so that it can be mapped and has a gradient.
+    is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size
+        As in jax: causal from the top left, an int window is symmetric. Lengths are (B,), or () for all.
     implementation : {None, "attnc"}
         There is one.
     return_residual : bool
@@ -43,16 +50,21 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     -------
     array (B, T, N, H), or (output, lse)
         Rows that see no key, and rows at or past `query_seq_lengths`, are 0; jax gives the mean of the values there.
+        The lse is float32 (float64 for float64 inputs); jax rounds it to the dtype of the key.
 
     Raises
     ------
     TypeError, ValueError
-        For what `attnc.attention` would refuse, when the function runs; for an implementation of another library.
+        For a wrong shape or dtype, and for an implementation of another library, when the function is traced. Lengths
+        beyond the arrays raise when it runs.
+    NotImplementedError
+        For second derivatives.
 
     Notes
     -----
-    Gradients of query, key, value and bias are those of `attnc.attention_backward`; there are none of the residual's
-    other uses than through the lse, and no second derivatives.
+    Gradients of query, key, value, bias and a traced scale are exact, those through the lse too (jax stops there).
+    Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) is refused by jax with a TypeError. Under `vmap`, with any
+    `in_axes`, one call of the kernels computes all examples; arrays that are not mapped are not copied.
 
     Examples
     --------
@@ -65,44 +77,99 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
         raise ValueError(f"implementation={implementation!r}; wanted None or 'attnc'")
     window = local_window_size
     if window is not None:
-        window = (window, window) if isinstance(window, int) else tuple(window)
-    options = _Options(bool(is_causal), None if scale is None else float(scale), window)
+        window = (window, window) if isinstance(window, Integral) else tuple(window)
     arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask,
               "q_lengths": query_seq_lengths, "kv_lengths": key_value_seq_lengths}
-    arrays = {name: jax.numpy.asarray(array) for name, array in arrays.items() if array is not None}
-    for name in ("bias", "mask"):
-        extra = arrays[name].ndim - arrays["query"].ndim if name in arrays else 0
-        if extra > 0 and set(arrays[name].shape[:extra]) == {1}:         # (1, N, T, S) for inputs without a batch
-            arrays[name] = arrays[name].reshape(arrays[name].shape[extra:])
+    arrays = {name: jnp.asarray(array) for name, array in arrays.items() if array is not None}
+    own_rank, dtypes = arrays["query"].ndim, [arrays[name].dtype for name in ("query", "key", "value")]
+    if not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        raise TypeError(f"query, key and value have dtypes {', '.join(map(str, dtypes))}; wanted floats")
+    if isinstance(scale, jax.core.Tracer):              # a product of jax: mapped or differentiated with the query
+        if scale.shape:
+            raise ValueError(f"scale has shape {scale.shape}; wanted a scalar")
+        wide = jnp.promote_types(dtypes[0], jnp.float32)
+        arrays["query"], scale = arrays["query"].astype(wide) * scale.astype(wide), 1.0
+    arrays = _with_all_axes(arrays)
+    options = _Options(bool(is_causal), None if scale is None else float(scale), window)
+    _check(options, arrays)
     output, lse = _attend(options, arrays)
-    return (output, lse.swapaxes(-1, -2)) if return_residual else output
+    output = _with_axes_of(output.astype(promoted(*dtypes)), own_rank)
+    return (output, _with_axes_of(lse.swapaxes(-1, -2), own_rank - 1)) if return_residual else output
+
+
+def _with_all_axes(arrays):
+    """Every array with the same number of batch axes: `vmap` puts its axis before them, where all arrays meet it."""
+    batch_axes = max(1, *(arrays[name].ndim - 3 for name in ("query", "key", "value")))
+    found = {}
+    for name, array in arrays.items():
+        missing = batch_axes + OWN_AXES[name] - array.ndim
+        if missing < 0 and set(array.shape[:-missing]) != {1}:
+            raise ValueError(f"{_called(name)} has shape {array.shape}; wanted at most {array.ndim + missing} axes")
+        found[name] = array.reshape((1,) * missing + array.shape[max(0, -missing):])
+    return found
+
+
+def _with_axes_of(array, rank):
+    """Without leading axes of 1 that the caller's query does not have."""
+    extra = 0
+    while array.ndim - extra > rank and array.shape[extra] == 1:
+        extra += 1
+    return array.reshape(array.shape[extra:])
+
+
+def _called(text):
+    """Arguments by their names here."""
+    return text.replace("q_lengths", "query_seq_lengths").replace("kv_lengths", "key_value_seq_lengths")
+
+
+def _check(options, arrays):
+    """Raise for wrong shapes and dtypes while jax traces: stand-ins of one element have those of the arrays."""
+    stand_ins = {name: np.broadcast_to(np.zeros((), array.dtype), array.shape) for name, array in arrays.items()}
+    inputs, more = _split(options, stand_ins)
+    try:
+        attention_args(*inputs, **more)
+    except (TypeError, ValueError) as error:
+        raise type(error)(_called(str(error))) from None
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(options, arrays):
     query, value = arrays["query"], arrays["value"]
     dtype = promoted(*(arrays[name].dtype for name in ("query", "key", "value")))
-    *batch, length, heads, _ = query.shape
-    batch = np.broadcast_shapes(tuple(batch), *(arrays[name].shape[:-3] for name in ("key", "value")))
+    *_, length, heads, _ = query.shape
+    batch = np.broadcast_shapes(*(arrays[name].shape[:-3] for name in ("query", "key", "value")))
     results = (jax.ShapeDtypeStruct((*batch, length, heads, value.shape[-1]), dtype),
                jax.ShapeDtypeStruct((*batch, heads, length), accumulator(dtype)))
-    return jax.pure_callback(partial(_forward, options), results, arrays, vmap_method="broadcast_all")
+    return jax.pure_callback(partial(_forward, options, query.ndim), results, arrays, vmap_method="expand_dims")
 
 
-def _forward(options, arrays):
-    """Runs outside of jax, on NumPy arrays."""
-    inputs, more = _split(options, arrays)
+def _forward(options, rank, arrays):
+    """Runs outside of jax, on NumPy arrays: `rank` axes, and before them those of `vmap`, 1 where it does not map."""
+    arrays, mapped = _mapped(arrays, rank)
+    inputs, more = _split(options, arrays | _spread({"query": arrays["query"]}, mapped))
     result = attnc.attention(*inputs, want="lse", **more)
     return result.output, result.lse
 
 
+def _mapped(arrays, rank):
+    """The arrays of NumPy, and the lengths of the axes that `vmap` put before them."""
+    arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    count = arrays["query"].ndim - rank
+    return arrays, np.broadcast_shapes(*(array.shape[:count] for array in arrays.values()))
+
+
+def _spread(arrays, mapped):
+    """Views of the arrays with all mapped examples."""
+    return {name: np.broadcast_to(array, mapped + array.shape[len(mapped):]) for name, array in arrays.items()}
+
+
 def _split(options, arrays):
     """Positional inputs, and the options of attnc."""
-    arrays = {name: np.asarray(array) for name, array in arrays.items()}
-    inputs = [arrays.pop(name) for name in ("query", "key", "value")]
+    more = dict(arrays)
+    inputs = [more.pop(name) for name in ("query", "key", "value")]
     offset = 0 if options.causal or options.window else None            # jax counts from the top left
     return inputs, {"layout": "bnhd", "causal": options.causal, "scale": options.scale, "window": options.window,
-                    "q_offset": offset, **arrays}
+                    "q_offset": offset, **more}
 
 
 def _save(options, arrays):
@@ -112,19 +179,32 @@ def _save(options, arrays):
 
 def _pull_back(options, saved, grads):
     arrays, output, lse = saved
-    grad_output, grad_lse = grads
-    wanted = [name for name in ("query", "key", "value", "bias") if name in arrays]
-    results = {name: jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype) for name in wanted}
-    found = jax.pure_callback(partial(_backward, options, tuple(wanted)), results, grad_output, grad_lse, arrays,
-                              output, lse, vmap_method="broadcast_all")
+    found = _gradients(options, arrays, {"grad_output": grads[0], "grad_lse": grads[1], "output": output, "lse": lse})
     return ({name: found.get(name) for name in arrays},)                # bools and ints have no gradient
 
 
-def _backward(options, wanted, grad_output, grad_lse, arrays, output, lse):
-    """Runs outside of jax, on NumPy arrays."""
-    inputs, more = _split(options, arrays)
-    grad_output, grad_lse, output, lse = (np.asarray(x) for x in (grad_output, grad_lse, output, lse))
-    found = attnc.attention_backward(grad_output, *inputs, output, lse, grad_lse=grad_lse, want=wanted, **more)
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _gradients(options, arrays, rows):
+    results = {name: jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype)
+               for name in ("query", "key", "value", "bias") if name in arrays}
+    return jax.pure_callback(partial(_backward, options, arrays["query"].ndim, tuple(results)), results, arrays, rows,
+                             vmap_method="expand_dims")
+
+
+@_gradients.defjvp
+def _refuse_second(options, primals, tangents):
+    raise NotImplementedError("attnc.integrations.jax.dot_product_attention has no second derivatives")
+
+
+def _backward(options, rank, wanted, arrays, rows):
+    """Runs outside of jax, on NumPy arrays as in `_forward`; each mapped example has gradients of its own."""
+    arrays, mapped = _mapped(arrays, rank)
+    _, of_rows = _mapped({"query": rows["output"], **rows}, rank)
+    mapped = np.broadcast_shapes(mapped, of_rows)
+    inputs, more = _split(options, arrays | _spread({name: arrays[name] for name in wanted}, mapped))
+    rows = _spread({name: np.asarray(array) for name, array in rows.items()}, mapped)
+    found = attnc.attention_backward(rows["grad_output"], *inputs, rows["output"], rows["lse"],
+                                     grad_lse=rows["grad_lse"], want=wanted, **more)
     return {name: np.asarray(getattr(found, name)) for name in wanted}
 
 

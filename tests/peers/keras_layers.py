@@ -28,7 +28,9 @@ def main():
         theirs(query, value, return_attention_scores=True)      # without, on jax, it wants values as deep as keys
         theirs.set_weights(ours.get_weights())
         for options in ({}, {"use_causal_mask": True}, {"attention_mask": mask},
-                        {"attention_mask": mask, "use_causal_mask": True}, {"value_mask": mask[:, 0]}):
+                        {"attention_mask": mask, "use_causal_mask": True}, {"value_mask": mask[:, 0]},
+                        *({"attention_mask": fewer} for fewer in (mask[0], mask[:1], mask[:, :1], mask[:, None])),
+                        {"attention_mask": mask[1], "use_causal_mask": True, "value_mask": mask[:, 0]}):
             wanted, scores = theirs(query, value, return_attention_scores=True, **options)
             got, weights = ours(query, value, return_attention_scores=True, **options)
             np.testing.assert_allclose(numpy(got), numpy(wanted), atol=5e-6)

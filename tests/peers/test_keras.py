@@ -11,7 +11,7 @@ import pytest
 pytestmark = [pytest.mark.more, pytest.mark.skipif(find_spec("keras") is None, reason="keras is not installed")]
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("backend", ["torch", "jax", "numpy"])
 def test_layers_are_those_of_keras(backend):
     pytest.importorskip(backend)
     done = subprocess.run([sys.executable, str(Path(__file__).with_name("keras_layers.py"))], capture_output=True,
