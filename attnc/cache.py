@@ -65,6 +65,8 @@ class KVCache:
     >>> cache.truncate(2)
     >>> cache.attend(np.ones((1, 1, 1, 2), np.float32)), cache.lengths
     (array([[[[1.5, 1.5]]]], dtype=float32), array([2]))
+    >>> cache
+    KVCache(batch=1, kv_heads=1, head_dim=2, capacity=8, dtype=float32; 2 tokens)
     """
 
     def __init__(self, batch, kv_heads, head_dim, value_dim=None, *, capacity, dtype, window=None):
@@ -81,6 +83,9 @@ class KVCache:
     key_scales = property(lambda self: _read_only(self._scales[0]), doc="Factors of int8 keys, or None.")
     value_scales = property(lambda self: _read_only(self._scales[1]), doc="Factors of int8 values, or None.")
     lengths = property(lambda self: _read_only(self._lengths), doc="Tokens of each batch element.")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._sizes.shown(self._lengths)})"
 
     @property
     def nbytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 
 class AttentionResult:
     """The output of attention and, as attributes, what ``want=`` asked for.
+
+    It unpacks into the output and what was asked for, in the order of ``want=``.
 
     Parameters
     ----------
@@ -22,6 +25,10 @@ class AttentionResult:
     --------
     >>> AttentionResult(np.zeros((2, 8)), lse=np.zeros(2))
     AttentionResult(output (2, 8), lse (2,))
+    >>> from attnc import attention
+    >>> output, lse = attention(np.zeros((2, 8)), np.zeros((3, 8)), np.ones((3, 4)), want="lse")
+    >>> output.shape, lse
+    ((2, 4), array([1.09861229, 1.09861229]))
     """
 
     output: np.ndarray
@@ -35,6 +42,9 @@ class AttentionResult:
     def __init__(self, output: np.ndarray, **wanted: np.ndarray) -> None:
         self.output = output
         self.__dict__.update(wanted)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter(vars(self).values())
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in vars(self).items())
@@ -106,6 +116,8 @@ class SparseWeights:
 class AttentionGradients:
     """Gradients as attributes, one for each name in ``want=``: ``query``, ``key``, ``value``, ``bias``, ``sinks``.
 
+    They unpack in the order of ``want=``.
+
     Parameters
     ----------
     **wanted : ndarray
@@ -126,4 +138,4 @@ class AttentionGradients:
     def __init__(self, **wanted: np.ndarray) -> None:
         self.__dict__.update(wanted)
 
-    __repr__ = AttentionResult.__repr__
+    __iter__, __repr__ = AttentionResult.__iter__, AttentionResult.__repr__

@@ -110,8 +110,8 @@ class AttentionState:
     >>> state = AttentionState(query)
     >>> for start in range(3):
     ...     state.update(key[start:start + 1], value[start:start + 1])
-    >>> state.result().output
-    array([[3.]])
+    >>> state, state.result().output
+    (AttentionState(query=(1, 2); 3 keys), array([[3.]]))
     """
 
     def __init__(self, query, *, q_offset=None, sinks=None, causal=False, window=None, scale=None, softcap=None,
@@ -130,6 +130,12 @@ class AttentionState:
         self._q_offset = None if a.q_offset is None else np.array(a.q_offset)
         self._query = query.astype(a.acc)  # wide: what a chunk gives is rounded to half precision only at the end
         self._seen = _Seen(query.dtype, 0)
+
+    def __repr__(self) -> str:
+        given = {**self._options, "q_offset": self._q_offset}
+        options = "".join(f", {name}={_shown(x)}" for name, x in given.items()
+                          if not (x is None or x is False or (name == "layout" and x == "bhnd")))
+        return f"{type(self).__name__}(query={self._query.shape}{options}; {self.kv_len} keys)"
 
     @property
     def kv_len(self) -> int:
@@ -192,6 +198,13 @@ class AttentionState:
             output, lse = output[0], lse[0]
         with np.errstate(all="ignore"):
             return AttentionResult(output.astype(seen.dtype, order="C"), lse=lse)
+
+
+def _shown(option) -> str:
+    """An option in a repr: an array by its shape."""
+    if isinstance(option, np.ndarray):
+        return str(option.shape) if option.ndim else str(option)
+    return repr(option)
 
 
 class _Seen(NamedTuple):

@@ -26,6 +26,15 @@ class CacheSizes:
     dtype: np.dtype
     window: tuple | None
 
+    def shown(self, lengths: np.ndarray) -> str:
+        """The arguments of a cache and how many tokens it has, for its repr."""
+        value_dim = "" if self.value_dim == self.head_dim else f", value_dim={self.value_dim}"
+        window = "" if self.window is None else f", window={self.window}"
+        low, high = lengths.min(initial=MOST), lengths.max(initial=0)
+        tokens = f"{high} tokens" if low >= high else f"{low} to {high} tokens"
+        return (f"batch={self.batch}, kv_heads={self.kv_heads}, head_dim={self.head_dim}{value_dim}, "
+                f"capacity={self.capacity}, dtype={self.dtype.name}{window}; {tokens}")
+
 
 def cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window) -> CacheSizes:
     """The arguments of the constructor."""

@@ -48,6 +48,9 @@ class KVCache:
         self.lengths = np.zeros(s.batch, np.int64)
         self._oldest = np.zeros(s.batch, np.int64)    # what a cache that keeps no more than `capacity` would still have
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._sizes.shown(self.lengths)})"
+
     def append(self, key, value, *, lengths=None, layout="bhnd") -> None:
         """Add tokens behind those that are there; `lengths` says how many of them count in each batch element.
 

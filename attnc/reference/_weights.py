@@ -301,6 +301,9 @@ class Transposed:
         x = checks.check_operand(x, self.T._a, self.shape[-1], True)
         return _products(self.T._visible().swapaxes(-1, -2), x).astype(self.T.dtype)
 
+    def __repr__(self):
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.T.dtype.name})"
+
 
 def _products(weights, x):
     """``weights @ x``, where a weight of 0 adds nothing, whatever stands in `x`."""

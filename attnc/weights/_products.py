@@ -72,6 +72,9 @@ class Transposed:
         """That of the weights."""
         return self.T.dtype
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name})"
+
     def __matmul__(self, x) -> np.ndarray:
         W, a = self.T, self.T._a
         x = checks.check_operand(x, a, a.q_len, True)

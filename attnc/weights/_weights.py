@@ -121,6 +121,11 @@ q_lengths, kv_lengths, layout, num_threads
         """The transpose, for ``W.T @ X``: an array (q_len,) or (..., q_len, columns) gives sums over the rows.
 
         They are in the dtype of the weights; ``W @ X`` is in the promoted dtype of the weights and `X`.
+
+        Examples
+        --------
+        >>> AttentionWeights(np.ones((5, 8)), np.ones((6, 8))).T
+        Transposed(shape=(6, 5), dtype=float64)
         """
         return _products.Transposed(self)
 

@@ -112,6 +112,9 @@ def test_the_weights_of_two_axes_and_their_dtype(seed):
         (AttentionWeights, [da.from_array(x, chunks=(9, -1)) for x in (query, key)]),
         (attnc.AttentionWeights, (query, key))))
     assert lazy.shape == whole.shape == (37, 50)
+    assert repr(lazy) == f"AttentionWeights(shape=(37, 50), dtype={whole.dtype}, chunksize=(9, 9))"
+    four = AttentionWeights(*(da.from_array(x, chunks=(1, 2, 20, -1)) for x in inputs(seed)[:2]))
+    assert repr(four).endswith(f"chunksize={four.dense().chunksize})")
     for say in (lambda W: W.dense(), lambda W: W.lse, lambda W: W.key_mass(), lambda W: W.map((5, 6)),
                 lambda W: W.topk(3).weights, lambda W: W.topk(3).indices):
         got, wanted = np.asarray(say(lazy)), say(whole)

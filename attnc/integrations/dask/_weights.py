@@ -35,7 +35,10 @@ class AttentionWeights:
     --------
     >>> import dask.array as da
     >>> x = da.ones((1, 1, 8, 4), chunks=(1, 1, 4, 4), dtype="float32")
-    >>> AttentionWeights(x, x).key_mass().compute(scheduler="sync")
+    >>> W = AttentionWeights(x, x)
+    >>> W
+    AttentionWeights(shape=(1, 1, 8, 8), dtype=float32, chunksize=(1, 1, 4, 4))
+    >>> W.key_mass().compute(scheduler="sync")
     array([[[1., 1., 1., 1., 1., 1., 1., 1.]]], dtype=float32)
     """
 
@@ -47,6 +50,14 @@ class AttentionWeights:
         self._lse = states(self._grid)[1]
         self.lse = self._shown(self._lse)
         self._grid.options.pop("sinks", None)       # in the lse
+
+    def __repr__(self) -> str:
+        grid = self._grid
+        blocks = [*grid.batch, grid.heads, grid.rows, grid.keys]
+        sizes = [max((block.size for block in axis), default=0) for axis in blocks]
+        sizes[-3] *= grid.group
+        chunks = tuple(sizes[-2:] if grid.args.two_d else sizes)
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name}, chunksize={chunks})"
 
     def dense(self) -> da.Array:
         """The weights themselves, (batch..., q_heads, q_len, kv_len), a chunk for each pair of blocks."""
