@@ -21,16 +21,17 @@ def run_plain(query, key, value, causal, out, num_threads) -> np.ndarray | None:
     return _isa.kernels.plain_attention(query, key, value, causal, out, *resolve(num_threads))
 
 
-def statistics(part: int, a, wants: tuple, progress, **arrays) -> tuple:
-    """Call the kernels for statistics of the weights; `wants` as `statistics` of the kernels takes them."""
+def statistics(part: int, a, wants: tuple, progress, **arrays) -> float:
+    """Call the kernels for statistics of the weights; `wants` and the result are those of their `statistics`."""
     return _isa.kernels.statistics(part, *_operands(a, **arrays), *resolve(a.num_threads), wants, progress)
 
 
-def run_backward(b, delta: np.ndarray, *, query=None, key=None, value=None, bias=None) -> tuple:
+def run_backward(b, norm: np.ndarray | None, delta: np.ndarray, *, query=None, key=None, value=None,
+                 bias=None) -> tuple:
     """Write the gradients that are given, and delta, for the checked arguments `b`. Returns how it was cut."""
     arrays, batch, sizes, options = _operands(b.args, value=b.args.value, lse=b.lse)
     extra = (b.grad_output, b.output, b.grad_lse, delta, query, key, value, bias)
-    return _isa.kernels.backward(arrays, extra, batch, sizes, options, *resolve(b.args.num_threads))
+    return _isa.kernels.backward(arrays, extra, batch, sizes, options, *resolve(b.args.num_threads), norm)
 
 
 def _operands(a, *, value=None, out=None, lse=None, weights=None, scores=None, scale: float | None = None,

@@ -7,6 +7,7 @@ import numpy as np
 from . import _call
 from ._checks import backward_args, softmax_backward_args
 from ._checks.backward import full_shape, shares_bias, sum_to
+from ._norms import norms
 from .results import AttentionGradients
 
 
@@ -74,7 +75,8 @@ q_lengths, kv_lengths, layout, num_threads
     found = {name: _empty(b, name) for name in b.want if name in ("query", "key", "value")}
     if "bias" in b.want:
         found["bias"] = np.zeros(a.bias.shape, np.float64 if shares_bias(a) else a.acc)
-    _call.run_backward(b, delta, **found)
+    known = norms(b.forward_args(), b.lse)
+    _call.run_backward(b, None if known is None else known.stored, delta, **found)
     for name in found.keys() & {"query", "key", "value"}:
         given = getattr(a, name)
         if found[name].shape != given.shape:
@@ -84,7 +86,8 @@ q_lengths, kv_lengths, layout, num_threads
         found["bias"] = found["bias"].astype(a.bias.dtype, copy=False)
     if "sinks" in b.want:
         with np.errstate(all="ignore"):
-            found["sinks"] = b.of_sinks(delta).astype(b.sinks_like.dtype)
+            shares = None if known is None else known.shares_of(b.sinks)
+            found["sinks"] = b.of_sinks(delta, shares).astype(b.sinks_like.dtype)
     return AttentionGradients(**{name: found[name] for name in b.want})
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from . import _call
 from ._checks import attention_args, states_args
 from ._checks.arrays import accumulator, as_array, float_array, promoted
+from ._norms import norms
 from .results import AttentionResult
 
 
@@ -73,6 +74,16 @@ def _merged(parts: list[_Part], acc: np.dtype) -> _Part:
             product[its_top == -np.inf] = 0  # a row that saw no key, whose output may be anything
             output += product
     return _Part(output, top, total)
+
+
+def _sums(a, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
+    """Top and total of each row, apart where the lse is too large to hold both."""
+    known = norms(a, lse)
+    if known is None:
+        return lse, 1.0
+    apart = known.inverse > 0
+    with np.errstate(divide="ignore"):
+        return np.where(apart, known.top, lse), np.where(apart, 1 / known.inverse, 1.0)
 
 
 def _lse(top: np.ndarray, total: np.ndarray | float) -> np.ndarray:
@@ -168,7 +179,7 @@ class AttentionState:
         output = np.empty((*a.batch, a.q_heads, a.q_len, a.value_dim), a.dtype)
         lse = np.empty(output.shape[:-1], a.acc)
         _call.run(_call.ATTEND, a, value=a.value, out=output, lse=lse)
-        part = _Part(output, lse)
+        part = _Part(output, *_sums(a, lse))
         if seen.sizes:
             part = _merged([seen.part, part], promoted(seen.part.output.dtype, output.dtype))
         dtype = promoted(seen.dtype, a.key.dtype, a.value.dtype)

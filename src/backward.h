@@ -101,14 +101,14 @@ static void T(cap_slopes)(const Params *p, const Task *t, ix n, Sweep *b) {
 
 /* From scores and dP to weights and dS, in place. A rounded lse must not make a weight larger than 1. */
 INLINE void T(gradients)(const int rows, const int capped, const Params *p, REAL *s, REAL *g, ix from, ix to,
-                         const REAL *lse, const REAL *delta, const REAL *slopes) {
+                         const REAL *lse, const double *inverse, const REAL *delta, const REAL *slopes) {
     const VEC c = V(set1)((REAL)p->c), never = V(set1)(-INFINITY), zero = V(set1)(0);
     VINT alive[GROUP_ROWS];
     UNROLL for (int r = 0; r < rows; r++) alive[r] = V(set1)(lse[r]) != never;
     for (ix j = from; j < to; j += LANES) {
         UNROLL for (int r = 0; r < rows; r++) {
             VEC x = V(load)(s + r * p->width + j);
-            VEC w = V(exp2)(-V(max)(zero, (V(set1)(lse[r]) - x) * c));
+            VEC w = V(exp2)(-V(max)(zero, (V(set1)(lse[r]) - x) * c)) * V(set1)((REAL)inverse[r]);
             w = (VEC)((VINT)w & (x != never) & alive[r]);
             VEC d = w * (V(load)(g + r * p->width + j) - V(set1)(delta[r]));
             if (capped) d *= V(load)(slopes + r * p->width + j);
@@ -121,9 +121,10 @@ INLINE void T(gradients)(const int rows, const int capped, const Params *p, REAL
 static void T(score_gradients)(const Params *p, const Task *t, ix r0, ix n, int capped, Sweep *b) {
     REAL *s = B_(weights) + r0 * p->width, *g = B_(scores) + r0 * p->width;
     const REAL *lse = P_(final_max) + r0, *delta = B_(delta) + r0, *slopes = b->slopes;
+    const double *inverse = t->inverse + r0;
 #define ROWS(rows) \
-    if (capped) T(gradients)(rows, 1, p, s, g, t->from, t->to, lse, delta, slopes); \
-    else T(gradients)(rows, 0, p, s, g, t->from, t->to, lse, delta, slopes)
+    if (capped) T(gradients)(rows, 1, p, s, g, t->from, t->to, lse, inverse, delta, slopes); \
+    else T(gradients)(rows, 0, p, s, g, t->from, t->to, lse, inverse, delta, slopes)
     ROW_CASES(n, ROWS)
 #undef ROWS
 }

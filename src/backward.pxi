@@ -71,11 +71,12 @@ cdef struct BackwardWork:
     Py_ssize_t bias_rows, bias_keys, bias_heads     # blocks and heads that have their own elements of the bias
 
 
-def backward(tuple arrays, tuple extra, tuple batch, tuple sizes, tuple options, int threads, bint explicit):
+def backward(tuple arrays, tuple extra, tuple batch, tuple sizes, tuple options, int threads, bint explicit, norm=None):
     """Gradients of attention under the lse in `arrays`, which are otherwise those of `attention` without results.
 
     The extra arrays are grad_output, output, grad_lse, delta (of each row, written), and the gradients of query, key,
-    value (written) and bias (added to); those that are None are not computed.
+    value (written) and bias (added to); those that are None are not computed. `norm` (wants.h) replaces the lse of rows
+    whose inverse sum in it is above 0.
     """
     cdef BackwardWork work
     cdef Work* w = &work.work
@@ -84,15 +85,18 @@ def backward(tuple arrays, tuple extra, tuple batch, tuple sizes, tuple options,
     cdef Py_ssize_t shape[64]
     cdef Views views
     cdef Views more
+    cdef Pointers pointers
     cdef int i
     cdef Array** extras = [&g.grad_out, &g.output, &g.grad_lse, &g.delta, &g.query, &g.key, &g.value, &g.bias]
     memset(&work, 0, sizeof(BackwardWork))
     memset(&views.held, 0, sizeof(views.held))
     memset(&more.held, 0, sizeof(more.held))
+    pointers.held = 0
     try:
         open_call(w, BACKWARD, arrays, batch, sizes, options, shape, &views)
         for i in range(EXTRA):
             more.held[i] = take(extra[i], extras[i], &more.view[i], EXTRA_AXES[i], i >= EXTRA_OUTPUTS)
+        p.key_wants.norm = <double*> pointer(norm, &pointers)
         prepare(w, BACKWARD)
         g.value_dim, p.value_dim = p.value_dim, 0          # the forward pass has nothing to do with values
         start(w, divide_backward, compute_backward, threads, explicit)
@@ -100,6 +104,8 @@ def backward(tuple arrays, tuple extra, tuple batch, tuple sizes, tuple options,
     finally:
         close_arrays(&views)
         close_arrays(&more)
+        if pointers.held:
+            PyBuffer_Release(&pointers.view[0])
 
 
 cdef void divide_backward(Work* w) noexcept nogil:

@@ -11,14 +11,16 @@ static double T(close_row)(const Params *p, const Task *t, ix r, double *lse) {
     if (!p->sinks.data || !alive) return sum;
     REAL logit;
     memcpy(&logit, p->sinks.data + t->row[r].head * p->sinks.head, sizeof logit);
+    if (logit == -INFINITY) return sum;
     double sink = logit;
     if (sum == 0) {
         *lse = sink;
         return 0;
     }
-    double larger = sink > top ? sink : top, total = sum * exp(top - larger) + exp(sink - larger);
+    double larger = sink > top ? sink : top, share = top == larger ? 1 : exp(top - larger);   /* 1 where the scale gave inf */
+    double total = sum * share + exp(sink - larger);
     *lse = larger + log(total);
-    return total * exp(larger - top);
+    return top == larger ? total : total * exp(larger - top);
 }
 
 INLINE char *T(row_pointer)(const Task *t, const Array *a, char *batch, ix r) {
@@ -186,13 +188,17 @@ static void T(load_row_stats)(const Params *p, Task *t, double *stats) {
     }
 }
 
-/* A given lse takes the place of the maximum, in the units of the stored scores; the sum is in it. */
+/* A given lse takes the place of the maximum, in the units of the stored scores; the sum is in it. A norm with an inverse
+ * above 0 is more exact: it keeps maximum and sum apart. */
 static void T(load_lse)(const Params *p, Task *t) {
     for (ix r = 0; r < t->rows; r++) {
+        const ix i = (t->batch * p->q_heads + t->row[r].head) * p->q_len + t->row[r].position;
+        const double *norm = p->key_wants.norm ? p->key_wants.norm + 2 * i : NULL;
+        const int exact = norm && norm[1] > 0;
         REAL lse;
         memcpy(&lse, T(row_pointer)(t, &p->lse, t->lse, r), sizeof lse);
-        P_(final_max)[r] = (REAL)(lse / p->unit);
-        t->inverse[r] = lse == lse ? 1 : lse;
+        P_(final_max)[r] = exact ? (REAL)norm[0] : (REAL)(lse / p->unit);
+        t->inverse[r] = exact ? norm[1] : lse == lse ? 1 : lse;
     }
 }
 

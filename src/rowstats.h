@@ -119,7 +119,7 @@ static void T(see_weights)(const Params *p, Task *t, ix r0, ix n, ix block) {
 #undef ROWS
         for (ix r = 0; r < n; r++) {
             double *sum = t->seen.surprise + r0 + r, step = (t->seen.before_max[r] - (double)P_(row_max)[r0 + r]) * p->c;
-            if (t->seen.before[r] != 0) *sum = alpha[r] * (*sum + t->seen.before[r] * step);
+            if (t->seen.before[r] != 0) *sum = alpha[r] == 0 ? 0 : alpha[r] * (*sum + t->seen.before[r] * step);   /* 0 * inf */
             *sum += total[r];
         }
     }
@@ -161,7 +161,7 @@ static void T(finish_seen)(const Params *p, Task *t, ix r0, ix n) {
         const ix i = T(row_index)(p, t, r);
         const double top = (double)P_(row_max)[r] * p->unit, own = t->row_sum[r];
         double lse = 0, sum = T(close_row)(p, t, r, &lse), inverse = own == 0 ? 0 : 1 / sum;
-        double rest = p->sinks.data && t->row[r].position < t->lengths.q_length ? lse - top : log(sum);
+        double rest = log(sum);          /* lse - top, whose digits a large top would take */
         if (w->given) {
             double given = ((const REAL *)w->given)[i];
             rest = given - top;
@@ -178,9 +178,10 @@ static void T(finish_seen)(const Params *p, Task *t, ix r0, ix n) {
         if (p->sinks.data) {                                 /* the sink is one more event */
             REAL sink;
             memcpy(&sink, p->sinks.data + t->row[r].head * p->sinks.head, sizeof sink);
-            double surprise = top + rest - sink;
-            if (sink > -INFINITY) entropy += exp(-surprise) * surprise;
+            double gap = sink - top, surprise = gap > 0 ? log1p(own * exp(-gap)) : rest - gap;
+            double share = sink == -INFINITY ? 0 : exp(-surprise);
+            if (share != 0) entropy += share * surprise;
         }
-        ((REAL *)w->entropy)[i] = empty ? 0 : (REAL)entropy;
+        ((REAL *)w->entropy)[i] = empty || entropy < 0 ? 0 : (REAL)entropy;
     }
 }

@@ -227,7 +227,8 @@ def statistics(int part, tuple arrays, tuple batch, tuple sizes, tuple options, 
 
     part ROWS fills statistics of rows, beside the output if that is given; KEYS those of keys; PLACES writes weights
     under a norm. `wants` has the fields of RowWants or KeyWants (wants.h) in the order of want_rows and want_keys: C-contiguous
-    arrays over (batch, q_heads, rows or keys), or None. `progress` is None or a function of (done, total).
+    arrays over (batch, q_heads, rows or keys), or None. `progress` is None or a function of (done, total). Returns the
+    natural score per unit of the row maxima in `norm`.
     """
     cdef Work work
     cdef Params* p = &work.p
@@ -256,7 +257,7 @@ def statistics(int part, tuple arrays, tuple batch, tuple sizes, tuple options, 
             start(&work, divide_keys, receive_all, threads, explicit)
         else:
             start(&work, divide, compute, threads, explicit)
-        return plan_of(&work)
+        return p.unit
     finally:
         close_arrays(&views)
         for i in range(pointers.held):

@@ -1,5 +1,6 @@
 """What all tests share: the instruction sets that can run here, the seed, and Python processes of their own."""
 
+import contextlib
 import os
 import random
 import subprocess
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 from checking import kernels
 
-from attnc import _cpu, _isa
+import attnc
+from attnc import _cpu, _isa, reference
 
 SEED = int(os.environ.get("ATTNC_SEED", "0"))
 
@@ -51,6 +53,13 @@ def isa(request):
     """Run the test once with the kernels of each instruction set that can run here."""
     with kernels(request.param):
         yield request.param
+
+
+@pytest.fixture(params=[*_isa.available(), "reference"])
+def api(request):
+    """attnc with the kernels of one instruction set, or attnc.reference: the same functions, the same contract."""
+    with kernels(request.param) if request.param in _isa.available() else contextlib.nullcontext():
+        yield reference if request.param == "reference" else attnc
 
 
 @pytest.fixture

@@ -72,16 +72,20 @@ class Slow:
         return s + self.get("bias", 0.0, *b, h, i, j) - slope * abs(self.position(b, i) - j)
 
     def row(self, b, h, i):
-        """Weights and lse of one row."""
+        """Weights, lse and entropy of one row; the largest score comes off before sums are formed."""
         scores = [self.score(b, h, i, j) for j in range(self.kv_len)]
         logits = [s for s in scores if s != -math.inf]
         if self.options.get("sinks") is not None and i < self.lengths(b)[0]:
             logits.append(at(self.options["sinks"], h))
         if not logits or max(logits) == -math.inf:
-            return [0.0] * self.kv_len, -math.inf
+            return [0.0] * self.kv_len, -math.inf, 0.0
         largest = max(logits)
-        lse = largest + math.log(math.fsum(math.exp(s - largest) for s in logits))
-        return [math.exp(s - lse) for s in scores], lse  # a NaN lse makes every weight of the row NaN
+        total = math.fsum(math.exp(s - largest) for s in logits)
+        shares = [(math.exp(s - largest) / total, math.log(total) - (s - largest)) for s in logits]
+        weights = [math.exp(s - largest) / total for s in scores]  # a NaN total makes every weight of the row NaN
+        empty = all(s == -math.inf for s in scores)
+        entropy = 0.0 if empty else math.fsum(share * surprise for share, surprise in shares if share)
+        return weights, largest + math.log(total), entropy
 
     def attention(self):
         """Output, lse and weights."""
@@ -91,11 +95,17 @@ class Slow:
         group = self.q_heads // self.kv_heads
         for index in np.ndindex(rows):
             *b, h, i = index
-            weights[index], lse[index] = self.row(b, h, i)
+            weights[index], lse[index], _ = self.row(b, h, i)
             for d in range(self.value.shape[-1]):
                 output[index][d] = math.fsum(weights[index][j] * at(self.value, *b, h // group, j, d)
                                              for j in range(self.kv_len))
         return output, lse, weights
+
+    def entropy(self):
+        entropy = np.zeros((*self.batch, self.q_heads, self.q_len))
+        for *b, h, i in np.ndindex(entropy.shape):
+            entropy[(*b, h, i)] = self.row(b, h, i)[-1]
+        return entropy
 
     def scores(self, stage):
         scores = np.zeros((*self.batch, self.q_heads, self.q_len, self.kv_len))

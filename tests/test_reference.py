@@ -38,6 +38,22 @@ def test_each_option_alone(name, seed):
     assert_close(reference.attention(*arrays, **options), output, bound)
 
 
+@pytest.mark.parametrize("far", [0.0, -1e9, -1e15, 1e300])
+@pytest.mark.parametrize("seed", range(15))
+def test_entropy(seed, far):
+    """Far from zero too, where differences of scores are all that counts; sinks are then near or far."""
+    arrays, options = problem(seed, chance=0.3)
+    if far:
+        options["bias"] = far + np.zeros(arrays[1].shape[-2])
+        options.pop("alibi_slopes", None)
+        options["scale"] = 0.0
+    wanted = Slow(*arrays, **options).entropy()
+    got = reference.attention(*arrays, **options, want="entropy").entropy
+    assert (got >= 0).all()
+    bound = bounds(arrays, {name: x for name, x in options.items() if not far or name != "bias"}, np.finfo(float).eps)
+    assert_close(got, wanted, 8 * bound["weights"])
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, BFLOAT16], ids=str)
 @pytest.mark.parametrize("seed", range(8))
 def test_narrow_dtypes(dtype, seed):

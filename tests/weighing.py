@@ -33,7 +33,7 @@ class Twins:
         self.fast = attnc.AttentionWeights(query, key, **options)
         self.honest, self.exact, self.answers = expected(both, query, key, **options)
         self.asked = 0
-        _, (lse, scores) = self.ask(lambda W: (W.lse, W._scores()))
+        _, (lse, scores) = self.ask(lambda W: (W.lse, np.multiply(*W._scores())))
         self.logits = max(1.0, largest(lse), largest(scores))
 
     def ask(self, say):

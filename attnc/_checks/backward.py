@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from .scalars import check_num_threads, check_want
 from .stages import check_axes
 
 GRADIENTS = ("query", "key", "value", "bias", "sinks")
+FAR = 1024.0             # an lse beyond this has lost more than 2**-14 of the row sum in float32
+AGREEMENT = 4            # roundings by which two lse of the same keys may differ
 
 
 @dataclass(slots=True)
@@ -37,12 +40,23 @@ class BackwardArgs:
         a = self.args
         return gradient[0] if a.two_d else gradient.swapaxes(-2, -3) if a.layout == "bnhd" else gradient
 
-    def of_sinks(self, delta: np.ndarray) -> np.ndarray:
-        """Gradient of the sinks: the share of each sink times -delta, over all rows; summed in float64 at least."""
+    def forward_args(self) -> Args:
+        """Arguments of the forward pass: those of `args`, with the sinks."""
+        a = copy.copy(self.args)
+        a.sinks = self.sinks
+        return a
+
+    def of_sinks(self, delta: np.ndarray, known: np.ndarray | None) -> np.ndarray:
+        """Gradient of the sinks: the share of each sink times -delta, over all rows; summed in float64 at least.
+
+        `known` has the shares of rows that do not depend on the lse, and NaN for the others.
+        """
         wide = np.result_type(np.float64, delta.dtype)
         rows = math.prod(self.args.batch), self.args.q_heads, self.args.q_len
         lse, delta = (x.reshape(rows).astype(wide) for x in (self.lse, delta))
         share = np.where(lse == -np.inf, 0, np.exp(self.sinks[:, None] - lse))
+        if known is not None:
+            share = np.where(np.isnan(known.reshape(rows)), share, known.reshape(rows))
         return -np.where(share == 0, 0, share * delta).sum((0, 2)).reshape(self.sinks_like.shape)
 
 
@@ -66,6 +80,12 @@ def backward_args(grad_output, query, key, value, output, lse, *, sinks, want, g
     like = None if sinks is None else float_array("sinks", sinks)
     return BackwardArgs(a, grad_output, output, lse, grad_lse, None if sinks is None else check_sinks(sinks, a), like,
                         names)
+
+
+def agrees(own: np.ndarray, lse: np.ndarray) -> np.ndarray:
+    """Where a given `lse` is large, and `own`, that of these keys, is the same but for rounding."""
+    bound = AGREEMENT * np.finfo(lse.dtype).eps * np.abs(lse)
+    return (np.abs(lse) > FAR) & (lse != -np.inf) & ((np.abs(own - lse) <= bound) | (own == lse))
 
 
 def _exactly(name: str, x: np.ndarray, shape: tuple, what: str) -> np.ndarray:

@@ -8,7 +8,7 @@ from .. import masks
 from .._checks import Args, WeightedSumArgs, attention_args, check_lse, weighted_sum_args
 from .._checks.arrays import as_array
 from ..results import AttentionResult
-from ._scores import masked_scores, per_query_head
+from ._scores import masked_scores, per_query_head, stored_scores
 from ._softmax import softmax_of_scores
 
 
@@ -185,11 +185,11 @@ def weighted_sum(weights, value, *, out=None, num_threads=None) -> np.ndarray:
 def run(a: Args) -> dict[str, np.ndarray]:
     """Scores, weights, lse and, if there is a value, output of checked arguments, all in the dtype ``a.acc``."""
     allowed = masks.allowed(a)
-    scores = masked_scores(a, allowed)
-    weights, lse = softmax_of_scores(scores, allowed, a.sinks)
+    scores, unit = stored_scores(a, allowed)
+    weights, lse, *_ = softmax_of_scores(scores, unit, allowed, a.sinks)
     if a.q_lengths is not None:
         lse = np.where(masks.rows_within(a), lse, a.acc.type(-np.inf))  # a row of padding has no sink either
-    found = {"scores": scores.reshape(a.weights_shape), "weights": weights.reshape(a.weights_shape),
+    found = {"scores": (scores * unit).reshape(a.weights_shape), "weights": weights.reshape(a.weights_shape),
              "lse": lse.reshape(a.lse_shape)}
     if a.value is not None:
         output = _sum_of_values(weights, allowed & (scores != -np.inf).any(-1, keepdims=True), a)  # else 0

@@ -6,9 +6,10 @@ import numpy as np
 
 from .. import masks
 from .._checks import BackwardArgs, backward_args, softmax_backward_args
-from .._checks.backward import sum_to
+from .._checks.backward import agrees, sum_to
 from ..results import AttentionGradients
-from ._scores import masked_scores, per_query_head, product, unmasked_scores
+from ._scores import masked_scores, per_query_head, product, stored_scores, unmasked_scores
+from ._softmax import softmax_of_scores
 
 
 def attention_backward(grad_output, query, key, value, output, lse, *, mask=None, key_mask=None, bias=None,
@@ -87,6 +88,9 @@ def run(b: BackwardArgs) -> dict[str, np.ndarray]:
     scores = masked_scores(a, allowed)
     weights = np.exp(np.minimum(scores - lse, 0))
     weights = np.where((scores != -np.inf) & (lse != -np.inf), weights, 0)
+    own = softmax_of_scores(*stored_scores(a, allowed), allowed, b.sinks)
+    same = agrees(own.lse, b.lse.reshape(own.lse.shape))     # so large that it has not the digits that the weights need
+    weights = np.where(same[..., None], own.weights, weights)
     d_weights = product(grad, per_query_head(a.value.astype(a.acc), a))
     d_scores = np.where(weights == 0, 0, weights * (d_weights - delta))
     d_products = d_scores
@@ -103,7 +107,7 @@ def run(b: BackwardArgs) -> dict[str, np.ndarray]:
     if "bias" in b.want:
         found["bias"] = sum_to(d_scores, a.bias.shape)
     if "sinks" in b.want:
-        found["sinks"] = b.of_sinks(delta)
+        found["sinks"] = b.of_sinks(delta, np.where(same, np.exp(own.sink_logs), np.nan))
     return found
 
 

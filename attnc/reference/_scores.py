@@ -90,6 +90,16 @@ def masked_scores(a: Args, allowed: np.ndarray) -> np.ndarray:
     return np.where(allowed, scores, a.acc.type(-np.inf))
 
 
+def stored_scores(a: Args, allowed: np.ndarray) -> tuple[np.ndarray, np.floating]:
+    """Finished scores as ``scores * unit``. With nothing but a scale, it is applied after the maximum is subtracted, so
+    that scores which it takes out of the range of floats have their weights; `scores` are then products."""
+    magnitude = abs(a.scale)
+    if a.softcap is not None or a.bias is not None or a.alibi_slopes is not None or not 1e-30 < magnitude < 1e30:
+        return masked_scores(a, allowed), a.acc.type(1)
+    scores = unmasked_scores(a, "raw")
+    return np.where(allowed, -scores if a.scale < 0 else scores, a.acc.type(-np.inf)), a.acc.type(magnitude)
+
+
 def per_query_head(x: np.ndarray, a: Args) -> np.ndarray:
     """Keys or values with each head repeated for the query heads that share it."""
     return x if a.q_heads == a.kv_heads else np.repeat(x, a.q_heads // a.kv_heads, axis=-3)

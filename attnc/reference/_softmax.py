@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .._checks import SoftmaxArgs, softmax_args
@@ -80,16 +82,32 @@ def _returned(a: SoftmaxArgs, result: np.ndarray) -> np.ndarray:
     return a.out
 
 
-def softmax_of_scores(scores: np.ndarray, allowed: np.ndarray, sinks: np.ndarray | None) -> tuple:
-    """Weights and lse of finished scores: weights are 0 where not allowed, but all NaN in a row that saw a NaN."""
-    row_max = scores.max(-1, keepdims=True, initial=-np.inf)
+class SoftmaxOfScores(NamedTuple):
+    """Weights and lse of each row, and logarithms of the weights, which hold where the lse has no digits left."""
+
+    weights: np.ndarray
+    lse: np.ndarray
+    logs: np.ndarray
+    sink_logs: np.ndarray | None      # of the share of the sink, (..., q_heads, q_len)
+
+
+def softmax_of_scores(scores: np.ndarray, unit, allowed: np.ndarray, sinks: np.ndarray | None) -> SoftmaxOfScores:
+    """The softmax of ``scores * unit``: weights are 0 where not allowed, but all NaN in a row that saw a NaN.
+
+    Both the unit and the largest score come off before anything large is added.
+    """
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    shift = np.where(top == -np.inf, 0, top)
+    logs = (scores - shift) * unit
+    row_sum = np.where(allowed, np.exp(logs), 0).sum(-1, keepdims=True)
+    largest, sink_logs = shift * unit, None
     if sinks is not None:
-        row_max = np.maximum(row_max, sinks[:, None, None])
-    shift = np.where(row_max == -np.inf, 0, row_max)
-    powers = np.where(allowed, np.exp(scores - shift), 0)
-    row_sum = powers.sum(-1, keepdims=True)
-    if sinks is not None:
-        row_sum = row_sum + np.exp(sinks[:, None, None] - shift)
+        sinks, own = sinks[:, None, None], np.where(top == -np.inf, top, largest)
+        largest = np.maximum(own, sinks)
+        gap = np.where(own == largest, 0, own - largest)
+        sink_logs = np.where(sinks == -np.inf, sinks, sinks - largest)
+        logs, row_sum = logs + gap, row_sum * np.exp(gap) + np.exp(sink_logs)
+        sink_logs = (sink_logs - np.log(row_sum))[..., 0]
+    powers = np.where(allowed, np.exp(logs), 0)
     weights = np.where(allowed.any(-1, keepdims=True), powers / np.where(row_sum == 0, 1, row_sum), 0)
-    lse = shift + np.log(row_sum)
-    return weights, lse[..., 0]
+    return SoftmaxOfScores(weights, (largest + np.log(row_sum))[..., 0], logs - np.log(row_sum), sink_logs)

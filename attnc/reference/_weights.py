@@ -13,7 +13,8 @@ from .._checks.index import check_index
 from .._checks.parts import one_head
 from ..results import SparseWeights, TopKeys, WeightsSummary
 from ._attention import run, weights_under
-from ._scores import masked_scores
+from ._scores import masked_scores, stored_scores
+from ._softmax import softmax_of_scores
 
 
 class AttentionWeights:
@@ -90,12 +91,15 @@ class AttentionWeights:
     # Rows
 
     def _scores(self):
+        """Scores and their unit (`stored_scores`)."""
         with np.errstate(all="ignore"):
-            return masked_scores(self._a, masks.allowed(self._a)).reshape(self.shape)
+            scores, unit = stored_scores(self._a, masks.allowed(self._a))
+        return scores.reshape(self.shape), unit
 
     def _seen(self):
         """Which keys count for which row."""
-        return (self._scores() != -np.inf) & (self.lse != -np.inf)[..., None]
+        seen = self._scores()[0] != -np.inf
+        return seen if self._given is None else seen & (self._given != -np.inf)[..., None]
 
     def _visible(self):
         """Weights where the row sees the key, else 0: those of a NaN row are NaN only there."""
@@ -104,14 +108,16 @@ class AttentionWeights:
     def _rows(self):
         """Which rows are empty, and which are NaN."""
         dense = self.dense()
-        empty = ~self._seen().any(-1) | (self.lse == np.inf)
+        empty = ~self._seen().any(-1)
+        if self._given is not None:
+            empty |= self._given == np.inf
         return empty, np.isnan(dense).any(-1) & ~empty
 
     def topk(self, k, *, progress=None):
         k = checks.check_k(k)
         checks.check_progress(progress)
         empty, nan = self._rows()
-        scores = np.where((empty | nan)[..., None], -np.inf, self._scores())
+        scores = np.where((empty | nan)[..., None], -np.inf, self._scores()[0])
         order = np.argsort(-scores, axis=-1, kind="stable")[..., :k]
         found = np.take_along_axis(scores, order, -1) > -np.inf
         weights = np.where(found, np.take_along_axis(self._visible(), order, -1), 0)
@@ -124,15 +130,18 @@ class AttentionWeights:
     def entropy(self, *, progress=None):
         checks.check_progress(progress)
         empty, _ = self._rows()
-        weights, scores, lse = self._visible(), self._scores(), self.lse
+        a, weights = self._a, self._visible()
+        allowed = masks.allowed(a)
         with np.errstate(all="ignore"):
-            surprise = np.where(weights == 0, 0, weights * (lse[..., None] - np.where(weights == 0, 0, scores)))
-            entropy = surprise.sum(-1)
-            if self._a.sinks is not None:
-                sinks = self._a.sinks if self._a.two_d else self._a.sinks[:, None]
-                alone = np.exp(sinks - lse) * (lse - sinks)
-                entropy = entropy + np.where(sinks == -np.inf, 0, alone)
-        return np.where(empty, 0, entropy).astype(self.dtype)
+            if self._given is None:
+                _, _, logs, sink_logs = softmax_of_scores(*stored_scores(a, allowed), allowed, a.sinks)
+            else:
+                logs, sink_logs = masked_scores(a, allowed) - self._given.reshape(*allowed.shape[:-1], 1), None
+            entropy = -np.where(weights == 0, 0, weights * logs.reshape(self.shape)).sum(-1)
+            if sink_logs is not None:
+                share = np.exp(sink_logs)
+                entropy = entropy - np.where(share == 0, 0, share * sink_logs).reshape(entropy.shape)
+        return np.where(empty, 0, np.maximum(entropy, 0)).astype(self.dtype)
 
     def effective_keys(self, *, progress=None):
         return np.exp(self.entropy(progress=progress))

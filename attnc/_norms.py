@@ -1,0 +1,34 @@
+"""Row maximum and row sum apart, for rows whose lse is so large that it cannot hold the sum."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from . import _call
+from ._checks.backward import FAR, agrees
+
+
+class Norms(NamedTuple):
+    """Of each row (batch..., q_heads, q_len), in float64; the sum of its exp(score) is ``exp(top) / inverse``."""
+
+    stored: np.ndarray      # (..., 2): the maximum as the kernels store scores, and the inverse
+    top: np.ndarray
+    inverse: np.ndarray     # 0 where the row's lse is as good, or is not that of these keys
+
+    def shares_of(self, sinks: np.ndarray) -> np.ndarray:
+        """The share of each row's sink; NaN where the lse is to be used."""
+        return np.where(self.inverse > 0, np.exp(sinks[:, None] - self.top) * self.inverse, np.nan)
+
+
+def norms(a, lse: np.ndarray) -> Norms | None:
+    """The norms of the rows whose `lse` is large and belongs to exactly the keys of `a`; None without a large one."""
+    with np.errstate(all="ignore"):
+        if not ((np.abs(lse) > FAR) & (lse != -np.inf)).any():
+            return None
+        rows = (*a.batch, a.q_heads, a.q_len)
+        stored, own = np.empty((*rows, 2), np.float64), np.empty(rows, a.acc)
+        unit = _call.statistics(_call.ROW_STATISTICS, a, (stored, *[None] * 6, 0, None), None, lse=own)
+        stored[~agrees(own, lse.reshape(rows))] = 0
+        return Norms(stored, stored[..., 0] * unit, stored[..., 1])
