@@ -147,24 +147,65 @@ def test_an_axes_of_ones_own_and_options_of_imshow(weights):
 def test_heads_are_ordered_by_a_statistic(weights):
     entropy = -(weights.astype(float) * np.log(weights)).sum(-1).mean(-1)
     figure = plot.heads(weights, order="entropy", most=5)
-    titles = [ax.get_title() for ax in figure.axes[:5]]
-    assert titles == [f"head {head}\n{entropy[head]:.2f} nats" for head in np.argsort(entropy)[:5]]
+    assert texts(figure.axes[0]) == [f"head {head}\nentropy {entropy[head]:.2f} nats"
+                                     for head in np.argsort(entropy)[:5]]
     for name, sign, values in (("first", -1, weights[..., 0].mean(-1)),
                                ("previous", -1, weights.diagonal(-1, -2, -1).sum(-1) / 11)):
         order = np.argsort(sign * values, kind="stable")
         figure = plot.heads(weights, order=name)
-        assert [int(ax.get_title().split()[1]) for ax in figure.axes[:12]] == order.tolist()
-        np.testing.assert_array_equal(cells(figure.axes[0]), weights[order[0]])
+        assert [int(title.split()[1]) for title in texts(figure.axes[0])] == order.tolist()
+        for image, head in zip(figure.axes[0].images, order, strict=True):
+            np.testing.assert_array_equal(image.get_array(), weights[head])
     assert inside(figure) == []
 
 
 def test_heads_of_layers_keep_their_grid_and_share_their_colours(weights):
     figure = plot.heads([weights[:4], weights[4:8], weights[8:]])
-    maps = figure.axes[:12]
-    assert [ax.get_title() for ax in maps[3:6]] == ["L0 H3", "L1 H0", "L1 H1"]
-    assert {ax.images[0].norm.vmax for ax in maps} == {weights.max()}
-    assert maps[0].get_subplotspec().get_gridspec().ncols == 4
+    ax = figure.axes[0]
+    assert texts(ax)[3:6] == ["L0 H3", "L1 H0", "L1 H1"]
+    assert {image.norm.vmax for image in ax.images} == {weights.max()} and len(ax.images) == 12
+    places = [image.get_extent()[::3] for image in ax.images]       # left and top
+    assert len({x for x, _ in places}) == 4 and len({y for _, y in places}) == 3
+    assert places == sorted(places, key=lambda place: (place[1], place[0]))
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("key", "query")
     assert inside(figure) == []
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 3), (7, 3, 20), (13, 1, 9), (3, 5, 4, 4), (300, 4, 4)])
+@pytest.mark.parametrize("order", [None, "entropy", "distance", "first", "previous"])
+def test_titles_of_heads_stand_above_their_maps_and_meet_nothing(shape, order):
+    figure = plot.heads(np.full(shape, 1 / shape[-1]), order=order)
+    ax = figure.axes[0]
+    assert inside(figure) == []
+    titles = [text.get_window_extent() for text in ax.texts]
+    maps = [image.get_window_extent() for image in ax.images]
+    assert len(titles) == len(maps) == np.prod(shape[:-2])
+    for title, own in zip(titles, maps, strict=True):
+        assert own.y1 <= title.y0 + 1 and abs(title.x0 + title.x1 - own.x0 - own.x1) < 2
+        assert abs(own.width - own.height) < 1
+    boxes = np.array([[*box.p0, *box.p1] for box in titles + maps])
+    apart = (boxes[:, None, 2:] <= boxes[None, :, :2] + 1).any(-1)
+    assert (apart | apart.T | np.eye(len(boxes), dtype=bool)).all()
+
+
+def test_keys_that_are_not_allowed_are_hatched_in_the_maps_of_heads():
+    figure = plot.heads(np.tri(2)[None] / [[1], [2]])
+    assert "hatched: not allowed" in figure.axes[1].get_ylabel()
+    figure.canvas.draw()
+    pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
+    box = figure.axes[0].images[0].get_window_extent()
+    x, y = int(box.x0 + 0.75 * box.width), int(len(pixels) - (box.y0 + 0.75 * box.height))
+    hidden = pixels[y - 10:y + 10, x - 10:x + 10].reshape(-1, 3)
+    assert len(np.unique(hidden, axis=0)) > 1 and np.abs(hidden[:, 0] - hidden[:, 2]).max() < 12    # greys
+    assert not plot.heads(np.full((1, 2, 2), 0.5)).axes[0].collections
+
+
+def test_three_hundred_heads_are_one_axes():
+    """An Axes for each head takes 20 ms to make and 50 to lay out: 14 seconds."""
+    figure = plot.heads(np.full((300, 8, 8), 1 / 8))
+    assert len(figure.axes) == 2 and len(figure.axes[0].images) == 300
+    width, height = figure.get_size_inches()
+    assert 0.7 < width / height < 2
 
 
 # Bars
@@ -179,8 +220,20 @@ def test_a_row_has_its_largest_weights_and_they_add_up(weights, data):
             assert np.isclose(bar.get_width(), weight) and np.isclose(bar.get_x() + bar.get_width(), end)
     assert bars and np.isclose(ax.patches[-1].get_width(), share[4:].sum())
     assert {"0.3530", "35.3%", "100.0%"} <= set(texts(ax))
-    assert "“onu”: entropy 1.88 nats" in ax.get_title(loc="left")
+    assert ax.get_title(loc="left") == "head 3, “onu”\nentropy 1.88 nats, as 6.6 keys of equal weight"
     assert inside(ax.figure) == []
+    assert plot.row(weights[3], 5).get_title(loc="left").startswith("row 5\n")
+    layered = plot.row([weights, weights], 5, ["w" * 10**5] * 11, head=(1, 2))
+    assert layered.get_title(loc="left").startswith("layer 1, head 2, “" + "w" * 19 + "…”\n")
+    assert inside(layered.figure) == []
+
+
+def test_lines_of_the_scale_do_not_cut_the_bars():
+    ax = plot.row(np.array([[0.6, 0.4]]), 0)
+    ax.figure.canvas.draw()
+    pixels = np.asarray(ax.figure.canvas.buffer_rgba())[..., :3]
+    (x0, y), (x1, _) = ax.transData.transform([(0.05, 0), (0.55, 0)]).astype(int)
+    assert len(np.unique(pixels[len(pixels) - y, x0:x1], axis=0)) == 1
 
 
 def test_a_row_shows_the_sink_apart_and_no_key_that_it_may_not_see(seed):
@@ -204,6 +257,52 @@ def test_key_mass_is_the_mean_over_rows_that_may_see_the_key(seed):
     np.testing.assert_allclose([bar.get_height() for bar in ax.patches], wanted.mean(0))
     long = plot.key_mass(np.full((2, 300), 1 / 300), [f"k{i}" for i in range(300)])
     assert texts(long) == ["k0", "k1", "k2"] and inside(long.figure) == []
+    assert plot.key_mass(W, head=1).get_title() == "head 1" and ax.get_title() == "mean of 3 heads"
+
+
+@pytest.mark.parametrize("where", [slice(0, 8), slice(120, 128), slice(146, 154), slice(292, 300),
+                                   slice(None, None, 40)])
+def test_names_of_the_largest_keys_do_not_collide(where):
+    weights = np.full(300, 1e-3)
+    weights[where] = np.linspace(0.05, 0.08, len(weights[where]))
+    ax = plot.key_mass(weights[None], [f"longer word{i}" for i in range(300)], name=5)
+    assert len(ax.texts) == 5 and inside(ax.figure) == []
+    boxes = [matplotlib.text.Text.get_window_extent(text) for text in ax.texts]     # without its line
+    assert not any(a.overlaps(b) for at, a in enumerate(boxes) for b in boxes[:at])
+    bars = ax.transData.transform([(0, 0.08)])[0, 1]
+    assert all(box.y0 >= bars for box in boxes)
+    for text in ax.texts:       # the line from a name down to its bar meets no other name
+        place, end = text.arrow_patch.get_path().vertices[[0, -1]]
+        x, y = ax.transData.transform(text.xy)
+        assert abs(place[0] - x) < 2 and abs(end[1] - y) < 2
+        others = [box for other, box in zip(ax.texts, boxes, strict=True) if other is not text]
+        assert not any(box.x0 + 2 < x < box.x1 - 2 and y < box.y1 and box.y0 < place[1] for box in others)
+    many = plot.key_mass(weights[None], name=300)
+    assert 4 <= len(many.texts) < 100 and inside(many.figure) == []
+
+
+def test_levels_of_names_for_any_places(seed):
+    """No two texts of a level meet, and no line from a text down to its place crosses a lower text."""
+    from attnc.plot._style import levels
+
+    rng, fitted = np.random.default_rng(seed), 0
+    for _ in range(500):
+        count = int(rng.integers(1, 12))
+        places = rng.uniform(0, 450, count) if rng.random() < 0.5 else rng.uniform(0, 430) + rng.uniform(0, 20, count)
+        texts = ["x" * int(rng.integers(1, 15)) for _ in places]
+        found = levels(places.tolist(), texts, 8.5, 450)
+        if found is None:
+            continue
+        fitted += 1
+        spans = [(x - 5.78 * len(text) if ends else x, x if ends else x + 5.78 * len(text))     # 0.68 em a letter
+                 for x, text, (_, ends) in zip(places, texts, found, strict=True)]
+        for at, (one, span) in enumerate(zip(found, spans, strict=True)):
+            assert span[0] > -7 and span[1] < 450 + 7
+            for x, other, (start, end) in zip(places[:at], found, spans, strict=False):
+                assert one[0] != other[0] or span[1] <= start or end <= span[0]
+                assert not (start < places[at] < end and one[0] > other[0])
+                assert not (span[0] < x < span[1] and other[0] > one[0])
+    assert fitted > 400
 
 
 # The chain
@@ -275,7 +374,8 @@ def test_a_row_that_sees_nothing_and_one_of_nan_are_drawn(odd):
         assert texts(figure.axes[2])[:4] == ["not allowed"] * 4 and texts(figure.axes[3])[:4] == ["0.0000"] * 4
 
 
-@pytest.mark.parametrize("weights", [np.zeros((2, 2)), np.full((2, 2), np.nan), np.ones((1, 1)), np.ones((3, 1))])
+@pytest.mark.parametrize("weights", [np.zeros((2, 2)), np.full((2, 2), np.nan), np.ones((1, 1)), np.ones((3, 1)),
+                                     np.zeros((1, 300)), np.full((1, 300), np.nan)])
 def test_odd_weights_are_drawn(weights):
     for norm in ("sqrt", "log"):
         assert inside(plot.heatmap(weights, norm=norm).figure) == []
@@ -367,13 +467,26 @@ def test_view_writes_a_figure_of_a_head_or_of_all(tmp_path, data, weights, monke
         monkeypatch.setattr(matplotlib.figure.Figure, "savefig",
                             lambda made, *a, seen=seen, **k: seen.append(made) or savefig(made, *a, **k))
         assert main(["view", str(file), "--plot", str(figure), *arguments]) == 0
-        assert len(seen[0].axes) == sides + 1 and str(figure) in capsys.readouterr().out
+        assert len(seen[0].axes) == 2 and len(seen[0].axes[0].images) == sides
+        assert str(figure) in capsys.readouterr().out
         monkeypatch.undo()
     assert main(["view", str(file), "--plot", str(figure), "--head", "0"]) == 0
     assert pyplot.imread(figure).shape[2] >= 3
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["view", str(file), "--plot", str(figure)]) == 2
     assert "attnc[plot]" in capsys.readouterr().err
+
+
+def test_control_characters_are_drawn_as_escapes():
+    evil = ["\x1b[2J", "\ud800", "\u202ea"]
+    x, weights = np.eye(3), np.full((3, 3), 1 / 3)
+    drawn = [plot.heatmap(weights, evil), plot.row(weights, 0, evil), plot.key_mass(weights, evil)]
+    chain = plot.explain(x, x, x, row=1, tokens=evil, words={"score": "\u202escore"})
+    figures = [ax.figure for ax in drawn] + [chain]
+    for figure in figures:
+        figure.canvas.draw()
+        said = "".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+        assert r"\ud800" in said and {sign for sign in said if not sign.isprintable()} <= {"\n"}
 
 
 def test_dollar_signs_are_letters():

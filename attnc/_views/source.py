@@ -76,6 +76,14 @@ def pick(source, head) -> tuple[int, int]:
     return 0, integer("head", head, 0, heads - 1)
 
 
+def head_name(source, chosen) -> str:
+    """Which head of several (layer, head) is; nothing where there is only one, and their number for None."""
+    layers, heads = source.shape[:2]
+    if chosen is None:
+        return f"{layers * heads} heads" if layers * heads > 1 else ""
+    return "layer {}, head {}".format(*chosen) if layers > 1 else f"head {chosen[1]}" if heads > 1 else ""
+
+
 def check_row(source, row) -> int:
     """`row` counted from 0; negative ones count from the end, as in NumPy."""
     q_len = source.shape[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .colours import ramp
-from .source import check_row, entropy_of, pick, telling
+from .source import check_row, entropy_of, head_name, pick, telling
 from .tokens import check_bins, check_tokens, shorten, starts, width
 
 BLOCKS, PLAIN = "  ░░▒▒▓▓██", "  ..::++##"      # five shades, two columns each
@@ -52,8 +52,7 @@ def show(source, tokens=None, key_tokens=None, *, head=None, row=None, top=8, co
     pooled = np.where(allowed, np.nan_to_num(pooled).mean(0), np.nan)
     row = telling(pooled, q_len) if row is None else check_row(source, row)
 
-    which = (f"mean of {layers * heads} heads" if chosen is None else
-             f"head {chosen[1]}" if layers == 1 else "layer {}, head {}".format(*chosen))
+    which = "mean of " * (chosen is None) + (head_name(source, chosen) or "head 0")
     cells = f", {bins[0]} × {bins[1]} cells" if bins != (q_len, kv_len) else ""
     lines = [f"{which}: {q_len} queries × {kv_len} keys{cells}", ""]
     lines += _map(pooled, names, label, row, q_len, colour, ascii)
@@ -108,7 +107,7 @@ def _row(source, row, names, keys, top, columns, ascii):
     shares, seen, none = zip(*places, strict=True)
     share, allowed, nowhere = np.mean(shares, axis=0, dtype=np.float64), np.any(seen, axis=0), float(np.mean(none))
     entropy = entropy_of(share, nowhere)
-    who = f"row {row}" + (f" “{names[row]}”" if names else "")
+    who = f"row {row}" + (f" “{shorten(names[row], 2 * LABEL)}”" if names else "")
     yield f"{who}: entropy {entropy:.2f} nats, {np.exp(entropy):.1f} effective keys"
     if nowhere:
         yield f"  {nowhere:.4f} on no key (sink)"

@@ -6,7 +6,7 @@ import numpy as np
 
 from .._checks import attention_args, integer
 from .._views.source import read_array
-from .._views.tokens import check_tokens, shorten
+from .._views.tokens import check_tokens, shorten, visible_lines
 from ..attention import attention, attention_scores
 from . import _style
 
@@ -73,7 +73,7 @@ def explain(query, key, value, *, row, tokens=None, key_tokens=None, head=None, 
     if unknown := set(words or {}) - set(WORDS):
         raise ValueError(f"words has no place for {', '.join(sorted(map(repr, unknown)))}; "
                          f"there are {', '.join(WORDS)}")
-    words = WORDS | (words or {})
+    words = WORDS | {name: visible_lines(text) for name, text in (words or {}).items()}
     if wrong := options.keys() & {"want", "out", "stage"}:
         raise TypeError(f"explain shows every link of the chain; it has no option {', '.join(sorted(wrong))}")
     query, key, value = (read_array(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
@@ -94,7 +94,7 @@ def explain(query, key, value, *, row, tokens=None, key_tokens=None, head=None, 
     one, key, value, options = _one_row(args, head, row)
 
     chain = _numbers(one, key, value, options, args.scale, words, most, keys)
-    return _draw(figure, words | {"keys": chain["keys"]}, chain, names[row] if names else f"row {row}")
+    return _draw(figure, words | {"keys": chain["keys"]}, chain, _style.row_name(names, row))
 
 
 def _numbers(one, key, value, options, factor, words, most, names):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from .._checks import integer
-from .._views.source import load, pick
+from .._views.source import head_name, load, pick
 from .._views.tokens import check_bins, check_tokens, starts
 from . import _style
 
 REDUCE = ("mean", "max")
+GAP = 0.1       # between the maps of heads, as a part of their side
 STATISTICS = {
-    "entropy": ("entropy", "{:.2f} nats"),
-    "distance": ("mean distance", "{:.1f} away"),
-    "first": ("weight on the first key", "{:.0%} on the first key"),
-    "previous": ("weight on the key before", "{:.0%} on the key before"),
+    "entropy": "entropy {:.2f} nats",
+    "distance": "{:.1f} keys away",
+    "first": "{:.0%} on the first key",
+    "previous": "{:.0%} on the key before",
 }
 
 
@@ -85,10 +86,10 @@ def heatmap(weights, tokens=None, *, key_tokens=None, head=None, mask=None, bins
     chosen = None if head is None and layers * heads > 1 else pick(source, head)
     if chosen is not None:
         pooled = source.only(*chosen).map(bins, reduce)[0, 0]
-        title = f"layer {chosen[0]}, head {chosen[1]}" if layers > 1 else f"head {chosen[1]}" if heads > 1 else ""
+        title = head_name(source, chosen)
     else:
         pooled = _over_heads(source.map(bins, reduce), reduce)
-        title = f"{'mean' if reduce == 'mean' else 'largest'} of {layers * heads} heads"
+        title = f"{'mean' if reduce == 'mean' else 'largest'} of {head_name(source, None)}"
     scale, words = _style.norm(norm, np.nanmax(pooled, initial=0))
     made = ax is None
     ax = _style.new_axes(ax, figsize=(6.4, 5.6))
@@ -159,6 +160,8 @@ def heads(weights, *, mask=None, order=None, most=None, bins=None, reduce="mean"
           figure=None):
     """Draw a small map of every head, in a grid of layers and heads or ordered by a statistic.
 
+    All maps are images of one Axes, each with its title as a text above it; rows are queries, columns keys.
+
     Parameters
     ----------
     weights : array (..., heads, q_len, kv_len), AttentionWeights, or a list of these, one a layer
@@ -193,8 +196,8 @@ def heads(weights, *, mask=None, order=None, most=None, bins=None, reduce="mean"
     >>> data = attnc.datasets.load("coreference")
     >>> weights = attnc.attention_weights(data.query, data.key)
     >>> figure = attnc.plot.heads(weights, order="entropy", most=6)
-    >>> [ax.get_title() for ax in figure.axes][0]
-    'head 5\\n0.83 nats'
+    >>> figure.axes[0].texts[0].get_text()
+    'head 5\\nentropy 0.83 nats'
     """
     source = load(weights, mask)
     layers, count, q_len, kv_len = source.shape
@@ -204,27 +207,44 @@ def heads(weights, *, mask=None, order=None, most=None, bins=None, reduce="mean"
     bins = check_bins(bins, q_len, kv_len, 48)
     shown, texts = _ordered(source, order, min(most, layers * count))
     if columns is None:
-        columns = count if order is None and layers > 1 else min(len(shown), 6 if len(shown) > 12 else 4)
+        columns = count if order is None and layers > 1 else _columns(len(shown))
     columns = min(integer("columns", columns, 1, _style.MOST), len(shown))
     lines = -(-len(shown) // columns)
-    side = 1.6 if columns <= 6 else 1.1
+    side, size = (1.6, 8) if columns <= 6 else (1.1, 6.5)       # of a map in inches, of its title in points
+    above = (1.35 * size * (2 if order else 1) + 4) / 72 / side
     maps = source.map(bins, check_reduce(reduce))
     scale, words = _style.norm(norm, np.nanmax(maps, initial=0))
-    height = max((side + (0.36 if order else 0.2)) * lines + 0.3, 2.5)      # room for the words at the bar
-    figure = _style.new_figure(figure, figsize=(max(side * columns + 0.9, 3.2), height))
-    grid = figure.subplots(lines, columns, squeeze=False).ravel()
-    for ax in grid[len(shown):]:
-        ax.remove()
-    for ax, (layer, head), text in zip(grid, shown, texts, strict=False):
-        image = draw(ax, maps[layer, head], scale, cmap)
-        ax.set(xticks=[], yticks=[])
-        ax.set_box_aspect(1)
+    from matplotlib.image import AxesImage
+
+    cmap = cmap or _style.colours()
+    wide, tall = columns * (1 + GAP) - GAP, lines * (1 + above + GAP) - GAP
+    made = figure is None
+    figure = _style.new_figure(figure, figsize=(max(side * wide + 1.2, 3.2), max(side * tall + 0.5, 2.5)))
+    ax = figure.subplots()
+    _style.frame(ax)
+    corners = []
+    for at, ((layer, head), text) in enumerate(zip(shown, texts, strict=True)):
+        x, y = at % columns * (1 + GAP), at // columns * (1 + above + GAP) + above
+        corners.append((x, y))
+        image = AxesImage(ax, extent=(x, x + 1, y + 1, y), norm=scale, cmap=cmap, interpolation="nearest")
+        image.set_data(np.ma.masked_invalid(maps[layer, head]))
+        image.set_in_layout(False)
+        ax.add_image(image)
         name = f"L{layer} H{head}" if layers > 1 else f"head {head}"
-        ax.set_title(name + text, fontsize=8 if side > 1.2 else 6.5, color=_style.INK, pad=3)
+        ax.text(x + 0.5, y - 3 / 72 / side, name + text, fontsize=size, color=_style.INK, ha="center", va="bottom",
+                in_layout=False)
     if np.isnan(maps).any():
+        _style.hatched(ax, corners)
         words += "\nhatched: not allowed"
-    _style.bar(figure, image, list(grid[:len(shown)]), norm, words, size=8, aspect=35, pad=0.01)
+    ax.set(xlim=(0, wide), ylim=(tall, 0), aspect="equal", xticks=[], yticks=[], xlabel="key", ylabel="query")
+    shrink = min(1, 6 / figure.get_figheight()) if made else 1     # as high as six inches beside many maps
+    _style.bar(figure, image, ax, norm, words, size=8, aspect=35, pad=0.01, shrink=shrink, anchor=(0, 1))
     return figure
+
+
+def _columns(count) -> int:
+    """Maps in a line: few have four or six, many make a page that is a little wider than high."""
+    return min(count, 4) if count <= 12 else max(6, round((4 / 3 * count) ** 0.5))
 
 
 def _ordered(source, order, most):
@@ -236,4 +256,4 @@ def _ordered(source, order, most):
     values = statistic(source, order)
     sign = 1 if order in ("entropy", "distance") else -1
     pairs.sort(key=lambda pair: sign * values[pair])
-    return pairs[:most], ["\n" + STATISTICS[order][1].format(values[pair]) for pair in pairs[:most]]
+    return pairs[:most], ["\n" + STATISTICS[order].format(values[pair]) for pair in pairs[:most]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._checks import integer
-from .._views.source import check_row, entropy_of, load, pick
+from .._views.source import check_row, entropy_of, head_name, load, pick
 from .._views.tokens import shorten
 from . import _style
 from ._maps import _names
@@ -14,7 +14,7 @@ from ._maps import _names
 def row(weights, row, tokens=None, *, key_tokens=None, head=None, mask=None, most=10, ax=None):
     """Draw one row of weights as bars, largest first, each starting where the one before ends: their running sum.
 
-    The title gives the entropy of the row in nats and its exponential, the number of effective keys.
+    The title names the head and gives the entropy of the row in nats and its exponential, the number of effective keys.
 
     Parameters
     ----------
@@ -70,11 +70,12 @@ def row(weights, row, tokens=None, *, key_tokens=None, head=None, mask=None, mos
         shares.append(nowhere)
         colours.append(_style.WARM)
 
-    ax = _style.new_axes(ax, figsize=(6.4, 1.1 + 0.3 * max(len(labels), 3)))
+    ax = _style.new_axes(ax, figsize=(6.4, 1.3 + 0.3 * max(len(labels), 3)))
     _style.frame(ax)
     at, ends = np.arange(len(labels)), np.cumsum(shares)
-    ax.barh(at, ends, height=0.64, color=_style.PAPER)
-    ax.barh(at, shares, left=ends - shares, height=0.64, color=colours)
+    ax.barh(at, ends, height=0.64, color=_style.PAPER, zorder=1)
+    ax.vlines([0.25, 0.5, 0.75, 1], -0.6, len(labels) - 0.4, color="white", linewidth=0.8, zorder=1.5)
+    ax.barh(at, shares, left=ends - shares, height=0.64, color=colours, zorder=2)
     for y, part, end in zip(at, shares, ends, strict=True):
         ax.text(1.02, y, f"{part:.4f}", va="center", fontsize=9, color=_style.INK)
         ax.text(1.28, y, f"{end:.1%}", va="center", ha="right", fontsize=9, color=_style.SOFT)
@@ -85,10 +86,10 @@ def row(weights, row, tokens=None, *, key_tokens=None, head=None, mask=None, mos
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"], fontsize=8.5)
     ax.tick_params(axis="x", labelcolor=_style.SOFT)
     ax.set(xlim=(0, 1.29), ylim=(len(labels) - 0.45, -0.6))
-    ax.vlines([0.25, 0.5, 0.75, 1], -0.6, len(labels) - 0.4, color="white", linewidth=0.8)
     entropy = entropy_of(share, nowhere)
-    who = f"“{names[row]}”" if names else f"row {row}"
-    ax.set_title(_style.plain(f"{who}: entropy {entropy:.2f} nats, as {np.exp(entropy):.1f} keys of equal weight"),
+    who = f"“{_style.row_name(names, row)}”" if names else f"row {row}"
+    who = ", ".join(filter(None, (head_name(source, (layer, head)), who)))
+    ax.set_title(_style.plain(f"{who}\nentropy {entropy:.2f} nats, as {np.exp(entropy):.1f} keys of equal weight"),
                  fontsize=10.5, color=_style.INK, loc="left", pad=18, **_style.font([who]))
     return ax
 
@@ -110,7 +111,8 @@ def key_mass(weights, tokens=None, *, head=None, mask=None, name=3, ax=None):
     mask
         As in `heatmap`.
     name : int
-        So many of the largest are named over their bars, where the axis cannot name all keys.
+        So many of the largest are named over their bars, where the axis cannot name all keys. The smallest
+        are left out where the names would take more than half of the height.
     ax : matplotlib Axes, optional
         Where to draw; by default a figure of its own.
 
@@ -136,8 +138,9 @@ def key_mass(weights, tokens=None, *, head=None, mask=None, name=3, ax=None):
     keys = _names(None, tokens, *source.shape[2:])[1]
     integer("name", name, 0, _style.MOST)
     mass = source.key_mass()
-    mass = mass.mean((0, 1)) if head is None else mass[pick(source, head)]
-    ax = _style.new_axes(ax, figsize=(7, 3))
+    chosen = None if head is None and layers * heads > 1 else pick(source, head)
+    mass = mass.mean((0, 1)) if chosen is None else mass[chosen]
+    made, ax = ax is None, _style.new_axes(ax, figsize=(7, 3))
     _style.frame(ax)
     ax.grid(axis="y", color=_style.PAPER, linewidth=1)
     ax.set_axisbelow(True)
@@ -151,10 +154,34 @@ def key_mass(weights, tokens=None, *, head=None, mask=None, name=3, ax=None):
            ylabel="mean weight received")
     _style.label_axis(ax.xaxis, keys, at, 8.5, _style.room(ax)[0])
     ax.tick_params(axis="x", rotation=90 if keys else 0)
-    if not few or len(ax.get_xticks()) < kv_len:
-        for key in np.argsort(-mass, kind="stable")[:name]:
-            ax.annotate(_style.plain(_label(keys, key)), (key, mass[key]), xytext=(3, 3),
-                        textcoords="offset points", fontsize=8.5, color=_style.INK, **_style.font(_label(keys, key)))
-    shown = f"mean of {layers * heads} heads" if head is None and layers * heads > 1 else ""
-    ax.set_title(shown, fontsize=11, color=_style.INK)
+    ax.set_title("mean of " * (chosen is None) + head_name(source, chosen), fontsize=11, color=_style.INK)
+    if name and (not few or len(ax.get_xticks()) < kv_len):
+        if made:
+            ax.figure.draw_without_rendering()      # lays out: from then on the axes has its size
+        _name(ax, keys, mass, np.argsort(-mass, kind="stable")[:name])
     return ax
+
+
+def _name(ax, keys, mass, chosen, size=8.5):
+    """Names above the bars of the chosen keys, on as many levels as they need, each with a line to its bar."""
+    from matplotlib.transforms import offset_copy
+
+    room, height = _style.room(ax)
+    low, high = ax.get_xlim()
+    line = 1.4 * size
+    most = int(height / 2 / line)
+    for some in range(min(len(chosen), 8 * most), 0, -1):
+        labels = [_label(keys, key) for key in chosen[:some]]
+        levels = _style.levels([(key - low) / (high - low) * room for key in chosen[:some]], labels, size, room)
+        if levels and max(levels)[0] < most:
+            break
+    else:
+        return
+    count = 1 + max(levels)[0]
+    ax.set_ylim(0, 1.03 * (np.nanmax(mass, initial=0) or 1.0) / (1 - count * line / height))
+    for key, label, (level, ends) in zip(chosen, labels, levels, strict=False):
+        at = offset_copy(ax.get_xaxis_transform(), ax.figure, y=(level - count) * line, units="points")
+        ax.annotate(_style.plain(label), (key, mass[key]), (key, 1), textcoords=at, ha="right" if ends else "left",
+                    va="bottom", fontsize=size, color=_style.INK, **_style.font([label]),
+                    arrowprops={"arrowstyle": "-", "relpos": (ends, 0), "shrinkA": 0, "shrinkB": 0,
+                                "color": _style.SOFT, "linewidth": 0.7})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._views.colours import ramp
-from .._views.tokens import shorten, thinned
+from .._views.tokens import shorten, thinned, visible_lines, width
 
 INK, SOFT, FAINT, PAPER = "#1d2433", "#5b6475", "#d5d9e2", "#eef0f4"
 BAR, STRONG, WARM, GREY = "#6f8fca", "#2d4a9e", "#b3541e", "#a9b1bf"
@@ -14,6 +14,7 @@ FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans",
          "WenQuanYi Zen Hei", "Arial Unicode MS", "Noto Sans Devanagari", "Nirmala UI", "Noto Sans Thai",
          "Noto Sans Bengali", "Noto Sans Tamil", "Noto Sans Ethiopic", "Noto Sans Georgian", "Noto Sans Armenian")
 LABEL = 14      # columns of a token's label; longer ones end with an ellipsis
+NAME = 20       # of a token's name in a title
 MOST = 2**31    # bars or maps that may be asked for: any number
 NORMS = ("sqrt", "log", "linear")
 
@@ -87,6 +88,15 @@ def hatch(ax):
     ax.patch.set(hatch="/////", edgecolor="#c6c9d0", linewidth=0)
 
 
+def hatched(ax, corners):
+    """Squares of one unit with the hatching, below what is drawn on them."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    ax.add_collection(PatchCollection([Rectangle(corner, 1, 1) for corner in corners], facecolor="#e6e7ea",
+                                      edgecolor="#c6c9d0", hatch="/////", linewidth=0, zorder=-1))
+
+
 def frame(ax, left=False):
     """Only the lines that carry something."""
     for side, spine in ax.spines.items():
@@ -113,6 +123,11 @@ def label_axis(axis, tokens, first, size, room):
     axis.set_ticks(places, [plain(name) for name in names], fontsize=size, **font(names))
 
 
+def row_name(names, row) -> str:
+    """What a title calls a row."""
+    return shorten(names[row], NAME) if names else f"row {row}"
+
+
 def font(texts):
     """Options of a text: beside the usual fonts, those of this machine that have letters which the usual ones lack."""
     if all(sign < "\u0600" for text in texts for sign in str(text)):
@@ -124,8 +139,8 @@ def font(texts):
 
 
 def plain(text):
-    """Text in which dollar signs are letters, not mathematics."""
-    return str(text).replace("$", r"\$")
+    """Text in which dollar signs are letters, not mathematics, and control characters are seen."""
+    return visible_lines(str(text)).replace("$", r"\$")
 
 
 def room(ax):
@@ -133,6 +148,32 @@ def room(ax):
     box = ax.get_position()
     width, height = ax.figure.get_size_inches()
     return 72 * width * box.width, 72 * height * box.height
+
+
+def levels(places, texts, size, room) -> list[tuple[int, bool]] | None:
+    """How to write `texts` over the points `places` of an axis of `room` points; None if they do not fit.
+
+    Each gets a level and whether it ends at its place rather than beginning there. The last ones end there, if they
+    would leave the axis or if one after them covers their place. Each is above all whose text or place it covers;
+    placed from the border between both kinds outwards, no line from a text down to its place meets another text.
+    """
+    order = sorted(range(len(places)), key=places.__getitem__)
+    long = [0.68 * size * width(text) + size for text in texts]
+    split, covered = len(order), float("inf")       # where texts that end at their place begin, and what they cover
+    for rank in reversed(range(len(order))):
+        at = order[rank]
+        if places[at] + long[at] > room or places[at] > covered:
+            split, covered = rank, min(covered, places[at] - long[at])
+    if covered < 0:
+        return None
+    found, placed = {}, []
+    for ends, group in ((True, order[split:]), (False, order[split - 1::-1] if split else [])):
+        for at in group:
+            start, end = sorted((places[at], places[at] - long[at] if ends else places[at] + long[at]))
+            level = 1 + max((level for level, low, high in placed if low <= end and start <= high), default=-1)
+            placed.append((level, start, end))
+            found[at] = level, ends
+    return [found[at] for at in range(len(places))]
 
 
 def ink_on(rgba):
