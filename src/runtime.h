@@ -104,6 +104,7 @@ static int can_create(int threads) {
     while (n < threads && pthread_create(&created[n], NULL, pass_gate, &gate) == 0) n++;
     pthread_mutex_unlock(&gate);
     for (int i = 0; i < n; i++) pthread_join(created[i], NULL);
+    pthread_mutex_destroy(&gate);
     free(created);
     return n == threads;
 }

@@ -229,6 +229,27 @@ def test_missing_axes_of_query_key_and_value_count_as_1(ranks, seed):
     both(lambda f: jax.jit(jax.vmap(f)), {name: jnp.stack([x, x * 2]) for name, x in arrays.items()}, atol=4e-6)
 
 
+def test_the_residual_and_its_gradient_under_vmap(seed):
+    """Where jax stops the gradient: the scores by hand."""
+    arrays = drawn(seed, {"mask": (6, 7)}, {"query": 0, "mask": 1})
+    del arrays["value"]
+
+    def by_hand(query, key, mask):
+        scores = jnp.einsum("btkgd,bskd->btkgs", query.reshape(2, 6, 2, 2, 8), key) / 8**0.5
+        return jax.nn.logsumexp(jnp.where(mask[:, None, None], scores, -jnp.inf), -1).reshape(2, 6, 4)
+
+    def ours(query, key, mask):
+        return dot_product_attention(query, key, key, mask=mask, return_residual=True)[1]
+
+    def loss(lse):
+        return lambda floats, mask: (jnp.cos(jnp.arange(48.)).reshape(2, 6, 4) * lse(**floats, mask=mask)).sum()
+
+    mask = arrays.pop("mask")
+    for make in (loss, lambda lse: jax.grad(loss(lse))):
+        got, wanted = (jax.vmap(make(lse), ({"query": 0, "key": None}, 1))(arrays, mask) for lse in (ours, by_hand))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, wanted)
+
+
 def test_lengths_mapped_as_scalars(seed):
     """Which jax.nn has no name for: () is the length of all."""
     query, key, value = inputs(seed, batch=())
