@@ -157,6 +157,8 @@ def test_memory_of_a_long_call(isa):
         W.T @ np.ones((12000, 2), np.float32)
         assert W[0, 7:7000:997, ::50].shape == (8, 240)
         assert W[0, np.arange(12000), np.arange(12000)].shape == (12000,)
+        heads = attnc.AttentionWeights(np.broadcast_to(query, (48, *query.shape[1:])), key)
+        assert heads[:, np.arange(0, 12000, 300), np.arange(0, 12000, 300)].shape == (48, 40)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -295,3 +295,25 @@ def test_a_wrong_progress_is_refused_before_any_work(name):
     square = attnc.AttentionWeights(np.ones((3, 4)), np.ones((3, 4)))
     with pytest.raises(TypeError, match="progress must be"):
         attnc.rollout([square], 0, progress="yes")
+
+
+def test_a_cache_that_goes_on(isa):
+    """Views of its rows and lengths are arrays like any other."""
+    random = np.random.default_rng(0)
+    cache = attnc.KVCache(2, 2, 8, capacity=40, dtype=np.float32)
+    cache.append(*random.standard_normal((2, 2, 2, 30, 8), np.float32))
+    query = random.standard_normal((2, 4, 1, 8), np.float32)
+
+    def new():
+        W = attnc.AttentionWeights(query, cache.keys, kv_lengths=cache.lengths)
+        W.key_mass()
+        return W
+
+    token = random.standard_normal((2, 2, 2, 1, 8), np.float32)
+    for change, names in ((lambda: cache.append(*token), "key and kv_lengths"),
+                          (lambda: cache.truncate(20), "kv_lengths"), (lambda: cache.reorder([1, 0]), "key")):
+        W = new()
+        change()
+        with pytest.raises(RuntimeError, match=rf"^{names} changed since"):
+            W.key_mass()
+        np.testing.assert_allclose(new().key_mass().sum(-1), 1, rtol=1e-6)

@@ -116,7 +116,7 @@ def _pointwise(W, lead: tuple, rows: np.ndarray, keys: np.ndarray, out: np.ndarr
     order = np.argsort(rows, kind="stable")
     there, starts = np.unique(rows[order], return_index=True)
     starts = [*starts.tolist(), rows.size]
-    step = max(1, BLOCK_BYTES // max(_nbytes(out, 1, W.shape[-1]), 1))
+    step = max(1, BLOCK_BYTES // _nbytes(out[..., None], 1, W.shape[-1]))
     for i in range(0, len(there), step):
         some = there[i:i + step]
         pairs = order[starts[i]:starts[i + len(some)]]
