@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from . import _isa
@@ -9,6 +11,7 @@ from .threads import resolve
 
 ATTEND, SCORES, WEIGH, WEIGHTS = 0, 1, 2, 3
 ROW_STATISTICS, KEY_STATISTICS, PLACES = 0, 1, 2     # parts of `statistics`
+COPIED = 1 << 22        # elements that NumPy copies in one piece, in milliseconds: it does not look for signals
 
 
 def run(mode: int, a, **arrays) -> tuple:
@@ -62,7 +65,7 @@ def run_rows(arrays: tuple, a, logarithm: bool) -> None:
     _isa.kernels.softmax(arrays, arrays[0].shape, code(a.acc), logarithm, *resolve(a.num_threads))
     if len(axes) > 1 and not np.may_share_memory(arrays[1], out):  # joining the axes took a copy
         moved = np.moveaxis(out, axes, range(-len(axes), 0))
-        moved[...] = arrays[1].reshape(moved.shape)
+        _copy(moved, arrays[1].reshape(moved.shape))
 
 
 def _rows_last(arrays: tuple, axes: tuple) -> tuple:
@@ -87,8 +90,27 @@ def _neighbours_last(arrays: tuple) -> tuple:
 def _joined(array: np.ndarray, axes: tuple) -> np.ndarray:
     """The axes moved to the end and joined into one, as a view where the strides allow it."""
     moved = np.moveaxis(array, axes, range(-len(axes), 0))
-    rest = moved.shape[:moved.ndim - len(axes)]
-    return moved.reshape(*rest, int(np.prod(moved.shape[len(rest):])))
+    first = moved.ndim - len(axes)
+    joined = *moved.shape[:first], int(np.prod(moved.shape[first:]))
+    steps = [(n, step) for n, step in zip(moved.shape[first:], moved.strides[first:], strict=True) if n != 1]
+    if moved.size <= COPIED or all(step == n * inner for (_, step), (n, inner) in pairwise(steps)):
+        return moved.reshape(joined)
+    whole = np.empty(moved.shape, moved.dtype)
+    _copy(whole, moved)
+    return whole.reshape(joined)
+
+
+def _copy(target: np.ndarray, source: np.ndarray) -> None:
+    """``target[...] = source`` in parts, between which Python lets signal handlers run."""
+    if target.size <= COPIED:
+        target[...] = source
+        return
+    step = COPIED * len(target) // target.size
+    for i in range(0, len(target), max(step, 1)):
+        if step:
+            target[i:i + step] = source[i:i + step]
+        else:
+            _copy(target[i], source[i])
 
 
 def code(dtype: np.dtype) -> int:

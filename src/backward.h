@@ -307,6 +307,7 @@ static void T(softmax_backward_rows)(const RowOp *op, ix from, ix to, void *scra
         double sum = 0, low = 0;
         for (int pass = 0; pass < 2; pass++)
             for (ix first = 0; first < op->n; first += chunk) {
+                if (row_stopped(op, first, chunk)) return;
                 ix n = least(chunk, op->n - first);
                 if (!pass || op->n > chunk) {
                     T(load_row)(grad + first * op->x.col, op->x.col, op->x.dtype, n, g);

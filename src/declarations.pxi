@@ -198,6 +198,8 @@ cdef extern from "tiles.h" nogil:
         Batch batch
         Py_ssize_t rows, n, columns, strip, lead
         int type, logarithm, stream
+        int (*stopped)(void*) noexcept nogil
+        void* call
 
     ctypedef struct Tile:
         int real, panel, lanes, packed
@@ -234,7 +236,7 @@ cdef extern from "tiles.h" nogil:
         void (*close_bin)(const Params*, Task*, Py_ssize_t) noexcept nogil
         void (*finish_keys)(const Params*, Task*, Py_ssize_t, Py_ssize_t) noexcept nogil
         int (*attend_short)(const Params*, Task*) noexcept nogil
-        void (*merge_bins)(const Params*, Task*, const double*, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*merge_bins)(const Params*, Task*, const double*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
 
     const Tile TILES[3]
     Py_ssize_t batch_offset(const Array*, const Batch*, Py_ssize_t) noexcept

@@ -175,12 +175,12 @@ cdef void attend(Work* w, Task* t, int thread) noexcept nogil:
             n = least(p.group_rows, t.rows - g * p.group_rows)
             attend_group(w, t, g * p.group_rows, n, block, kv, kept)
             if last and p.splits == 1:
-                close_group(w, t, g * p.group_rows, n, kept)
+                close_group(w, t, g * p.group_rows, n, kept, thread)
         if not last:
             poll(w, thread)
     if t.block_start >= t.block_stop and p.splits == 1:         # these rows see no key
         for g in range(groups):
-            close_group(w, t, g * p.group_rows, least(p.group_rows, t.rows - g * p.group_rows), kept)
+            close_group(w, t, g * p.group_rows, least(p.group_rows, t.rows - g * p.group_rows), kept, thread)
 
 
 cdef void attend_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, Py_ssize_t block, Packed kv, char* kept) noexcept nogil:
@@ -220,14 +220,18 @@ cdef void scores(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, Py_ssize_t block,
         tile.finish_scores(p, t, r, n)
 
 
-cdef void close_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, char* kept) noexcept nogil:
+cdef void close_group(Work* w, Task* t, Py_ssize_t r, Py_ssize_t n, char* kept, int thread) noexcept nogil:
     """Write what is wanted of rows that have seen all their keys."""
     cdef Py_ssize_t k
     if w.mode == WEIGH:                                   # given weights are not normalised
         for k in range(r, r + n):
             t.row_sum[k] = 1
     if w.p.row_wants.any:
-        w.tile.finish_seen(&w.p, t, r, n)
+        for k in range(r, r + n):                         # to sort a million keys of a row takes a third of a second
+            if w.p.stop:
+                return
+            w.tile.finish_seen(&w.p, t, k, 1)
+            poll(w, thread)
     w.tile.finish(&w.p, t, r, n)
     if w.p.keep:
         store_kept(w, t, r, n, kept)
@@ -294,7 +298,7 @@ cdef void merge_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
         w.tile.save_state(&w.p, t, state_at(w, i, 0))
     else:
         for g in range(ceil_div(t.rows, w.p.group_rows)):
-            close_group(w, t, g * w.p.group_rows, least(w.p.group_rows, t.rows - g * w.p.group_rows), NULL)
+            close_group(w, t, g * w.p.group_rows, least(w.p.group_rows, t.rows - g * w.p.group_rows), NULL, thread)
         keep_stats(w, t)
 
 

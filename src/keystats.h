@@ -154,23 +154,21 @@ static void T(finish_keys)(const Params *p, Task *t, ix head, ix block) {
     }
 }
 
-/* The map of query head `head` from the parts of its chunks of keys, in their order. */
-static void T(merge_bins)(const Params *p, Task *t, const double *parts, ix chunks, ix head) {
+/* Row `bin` of the map of query head `head`, from the parts of its chunks of keys, in their order. */
+static void T(merge_bins)(const Params *p, Task *t, const double *parts, ix chunks, ix head, ix bin) {
     const KeyWants *w = &p->key_wants;
     double *sum = t->seen.merged;
-    for (ix bin = 0; bin < w->row_bins; bin++) {
-        memset(sum, 0, w->key_bins * sizeof(double));
-        for (ix chunk = 0; chunk < chunks; chunk++) {
-            ix first = w->slot_start[chunk], n = w->slot_start[chunk + 1] - first;
-            const double *part = parts + first * w->row_bins + bin * n;
-            for (ix i = 0; i < n; i++) {
-                double *x = sum + w->slot_bin[first + i];
-                if (!w->map_max) *x += part[i];
-                else if (!(part[i] <= *x) && *x == *x) *x = part[i];
-            }
+    memset(sum, 0, w->key_bins * sizeof(double));
+    for (ix chunk = 0; chunk < chunks; chunk++) {
+        ix first = w->slot_start[chunk], n = w->slot_start[chunk + 1] - first;
+        const double *part = parts + first * w->row_bins + bin * n;
+        for (ix i = 0; i < n; i++) {
+            double *x = sum + w->slot_bin[first + i];
+            if (!w->map_max) *x += part[i];
+            else if (!(part[i] <= *x) && *x == *x) *x = part[i];
         }
-        double rows = w->map_max || w->bin_rows[bin] == 0 ? 1 : w->bin_rows[bin];
-        REAL *map = (REAL *)w->map + (head * w->row_bins + bin) * w->key_bins;
-        for (ix k = 0; k < w->key_bins; k++) map[k] = (REAL)(sum[k] / rows);
     }
+    double rows = w->map_max || w->bin_rows[bin] == 0 ? 1 : w->bin_rows[bin];
+    REAL *map = (REAL *)w->map + (head * w->row_bins + bin) * w->key_bins;
+    for (ix k = 0; k < w->key_bins; k++) map[k] = (REAL)(sum[k] / rows);
 }

@@ -80,7 +80,15 @@ typedef struct {
     ix lead;                     /* after so many rows at first, behind which out is at a border of lines */
     int type, logarithm;
     int stream;                  /* out is written past the caches: it is too large to stay there */
+    int (*stopped)(void *);      /* lets signal handlers run; whether the call is to end */
+    void *call;
 } RowOp;
+
+enum { ROW_CHUNKS_A_POLL = 64 }; /* of a long row: about 100 microseconds */
+
+static inline int row_stopped(const RowOp *op, ix first, ix chunk) {
+    return first && first % (ROW_CHUNKS_A_POLL * chunk) == 0 && op->stopped(op->call);
+}
 
 enum {
     ROW_KEPT = 64 * 1024,        /* bytes of a row's powers that are kept until their sum is known, */

@@ -111,6 +111,7 @@ cdef int start_rows(RowWork* w, int threads, bint explicit) except -1:
 cdef void run_rows(RowWork* w, int threads) noexcept nogil:
     cdef Py_ssize_t i, n = ceil_div(w.pieces, w.of_a_task)
     w.next_poll = seconds() + 0.05
+    w.op.stopped, w.op.call = rows_stopped, w
     threads = possible_threads(<int> least(threads, n))
     if threads == 1:                    # see run() of the tiles
         for i in range(n):
@@ -138,6 +139,17 @@ cdef void rows_step(RowWork* w, Py_ssize_t i, int thread) noexcept nogil:
     else:
         tile.softmax_rows(&w.op, first, last, w.scratch + thread * w.scratch_bytes)
     fp_leave(state)
+    poll_rows(w, thread)
+
+
+cdef int rows_stopped(void* call) noexcept nogil:
+    """Within a long row, whose task has no end soon."""
+    poll_rows(<RowWork*> call, threadid())
+    return (<RowWork*> call).stop
+
+
+cdef void poll_rows(RowWork* w, int thread) noexcept nogil:
+    """As poll() of the tiles."""
     if thread == 0 and seconds() > w.next_poll:
         if run_signal_handlers():
             w.stop = 1

@@ -331,6 +331,7 @@ static void T(softmax_row)(const RowOp *op, const char *x, const char *where, ch
     const char *part = x;
     if (op->logarithm || chunk < n) e = NULL;
     for (ix first = 0; first < n; first += chunk) {
+        if (row_stopped(op, first, chunk)) return;
         const ix m = least(chunk, n - first), padded = most(m, LANES);
         part = here ? x + first * size : T(open_part)(op, x, where, first, m, line);
         T(raise_top)(&top, T(row_peak)(dtype, part, padded), &sum, &low);
@@ -339,6 +340,7 @@ static void T(softmax_row)(const RowOp *op, const char *x, const char *where, ch
     }
     const REAL factor = T(factor_of)(sum + low, op->logarithm);
     for (ix first = 0; first < n; first += chunk) {
+        if (row_stopped(op, first, chunk)) return;
         const ix m = least(chunk, n - first);
         if (here) {
             T(row_results)(dtype, x + first * size, e, m, top, factor, op->logarithm, out + first * size, past,

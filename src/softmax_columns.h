@@ -162,6 +162,7 @@ static void T(softmax_strip)(const RowOp *op, T(Strip) *s, int loaded, T(Strip) 
     memset(s->sum, 0, columns * sizeof(double));
     memset(s->low, 0, columns * sizeof(double));
     for (ix first = 0; first < n; first += chunk) {
+        if (row_stopped(op, first, chunk)) return;
         const ix m = least(chunk, n - first);
         if (!loaded) T(load_strip)(dtype, op, s, first, m);
         if (first == 0) memcpy(s->top, s->peak, columns * sizeof(REAL));
@@ -172,6 +173,7 @@ static void T(softmax_strip)(const RowOp *op, T(Strip) *s, int loaded, T(Strip) 
     }
     T(factors)(s->sum, s->low, columns, op->logarithm, factor);
     for (ix first = 0; first < n; first += chunk) {
+        if (row_stopped(op, first, chunk)) return;
         const ix m = least(chunk, n - first);
         if (chunk < n) T(load_strip)(dtype, op, s, first, m);
         T(store_strip)(dtype, op, s, first, m, factor, powers, next);

@@ -167,9 +167,13 @@ cdef bint open_walk(Work* w, Task* t, Py_ssize_t head, Py_ssize_t first, Py_ssiz
 
 cdef void bins_step(Work* w, Py_ssize_t i, Task* t, int thread) noexcept nogil:
     """The maps of the query heads of a kv head."""
-    cdef Py_ssize_t member, head = (w.first_head + i) * w.p.group
+    cdef Py_ssize_t member, bin, head = (w.first_head + i) * w.p.group
     for member in range(w.p.group):
-        w.tile.merge_bins(&w.p, t, bins_of(w, i, member), w.chunks, head + member)
+        for bin in range(w.p.key_wants.row_bins):
+            if w.p.stop:
+                return
+            w.tile.merge_bins(&w.p, t, bins_of(w, i, member), w.chunks, head + member, bin)
+            poll(w, thread)
 
 
 def key_plan(int type, Py_ssize_t kv_len, Py_ssize_t head_dim):

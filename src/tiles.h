@@ -91,7 +91,7 @@ typedef struct {
     void (*receive)(const Params *, Task *, ix, ix, ix);
     void (*close_bin)(const Params *, Task *, ix);
     void (*finish_keys)(const Params *, Task *, ix, ix);
-    void (*merge_bins)(const Params *, Task *, const double *, ix, ix);
+    void (*merge_bins)(const Params *, Task *, const double *, ix, ix, ix);
 } Tile;
 
 /* `step` names the steps that multiply: those of the type itself, or dot.h's */

@@ -78,6 +78,53 @@ def test_ctrl_c(python, name, capsys):
     assert took < 2
 
 
+ONE_TASK = """
+import os, signal, threading, time, numpy as np, attnc
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def same(x, *shape):
+    return np.broadcast_to(x, shape)
+one = np.float32(1)
+def row(x=same(one, 40_000_000), where=same(True, 40_000_000)):
+    return lambda: attnc.softmax(x, where=where)
+def columns():
+    x = np.ones((20_000_000, 2), np.float32)
+    return lambda: attnc.log_softmax(x, axis=0, out=x)
+def row_backward(x=same(one, 80_000_000)):
+    return lambda: attnc.softmax_backward(x, x)
+def axes():
+    x = np.ones((120, 120, 120, 30), np.float32)
+    return lambda: attnc.softmax(x, axis=(0, 2), out=x)
+def topk():
+    W = attnc.AttentionWeights(np.ones((6, 1), np.float32), np.random.default_rng(0).random((300_000, 1), np.float32))
+    return lambda: W.topk(300_000)
+def map():
+    W = attnc.AttentionWeights(*np.ones((2, 9000, 1), np.float32))
+    return lambda: W.map((9000, 9000))
+call = {name}()
+longest, last = 0, time.perf_counter()
+def tick(*_):
+    global longest, last
+    now = time.perf_counter()
+    longest, last = max(longest, now - last), now
+signal.signal(signal.SIGALRM, tick)
+signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+start = last = time.perf_counter()
+call()
+signal.setitimer(signal.ITIMER_REAL, 0)
+end = time.perf_counter()
+print(max(longest, end - last), end - start)
+"""
+
+
+@pytest.mark.parametrize("name", ["row", "columns", "row_backward", "axes", "topk", "map"])
+def test_signals_within_what_is_one_task(python, name, capsys):
+    """One long row, strip, copy of NumPy or sort: handlers run many times before it ends."""
+    longest, whole = map(float, python(ONE_TASK.format(name=name)).split())
+    with capsys.disabled():
+        print(f" [{name}: {1000 * longest:.0f} of {1000 * whole:.0f} ms]", end="")
+    assert longest < 0.4 * whole
+
+
 def test_a_handler_that_raises(python):
     """What a Python signal handler raises comes through the call; a handler that returns lets it go on."""
     assert python("""
