@@ -1,5 +1,6 @@
 """Threads: how many a call takes, calls at the same time, and nothing of the process changed by them."""
 
+import asyncio
 import ctypes
 import os
 import re
@@ -195,3 +196,114 @@ thread.start(); thread.join()
 print(len(found))
 """
     assert python(code, OMP_STACKSIZE="64K", ATTNC_ISA=name) == "6"
+
+
+# Contexts: each thread and task has its own
+
+
+def test_contexts_that_overlap_in_two_threads():
+    """Enter A, enter B, leave A, leave B: each thread has its own number, and nothing is left behind."""
+    default, first, second = attnc.get_num_threads(), attnc.threads(3), attnc.threads(5)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        def numbers():
+            return one.submit(attnc.get_num_threads).result(20), other.submit(attnc.get_num_threads).result(20)
+
+        assert numbers() == (default, default)
+        one.submit(first.__enter__).result(20)
+        other.submit(second.__enter__).result(20)
+        assert numbers() == (3, 5) and attnc.get_num_threads() == default
+        one.submit(first.__exit__, None, None, None).result(20)
+        assert numbers() == (default, 5)
+        other.submit(second.__exit__, None, None, None).result(20)
+        assert numbers() == (default, default)
+
+
+def test_the_default_of_the_process_reaches_all_but_contexts(arrays):
+    with attnc.threads(3), ThreadPoolExecutor(1) as pool:      # a pool that is started inside
+        attnc.set_num_threads(5)
+        assert taken(arrays) == attnc.get_num_threads() == 3
+        inherits = getattr(sys.flags, "thread_inherit_context", False)
+        assert pool.submit(attnc.get_num_threads).result(20) == (3 if inherits else 5)
+        with attnc.threads(None):
+            assert attnc.get_num_threads() <= len(os.sched_getaffinity(0))
+    assert taken(arrays) == attnc.get_num_threads() == 5
+
+
+def test_contexts_of_tasks():
+    """A task starts with the number of the one that made it, and changes its own alone."""
+    default = attnc.get_num_threads()
+
+    async def task(number, entered, leave):
+        found = [attnc.get_num_threads()]
+        with attnc.threads(number):
+            entered.set()
+            await leave.wait()
+            found += attnc.get_num_threads(), await asyncio.to_thread(attnc.get_num_threads)
+        return [*found, attnc.get_num_threads()]
+
+    async def main():
+        events = [asyncio.Event() for _ in range(4)]
+        with attnc.threads(7):
+            first = asyncio.create_task(task(3, events[0], events[1]))
+            second = asyncio.create_task(task(5, events[2], events[3]))
+            await events[0].wait()
+            await events[2].wait()
+            assert attnc.get_num_threads() == 7
+        assert attnc.get_num_threads() == default
+        events[1].set()
+        assert await first == [7, 3, 3, 7]
+        events[3].set()
+        assert await second == [7, 5, 5, 7]
+
+    asyncio.run(main())
+    assert attnc.get_num_threads() == default
+
+
+def inside(number):
+    with attnc.threads(number):
+        yield
+
+
+def test_contexts_of_generators_are_left_in_any_order():
+    default, generators = attnc.get_num_threads(), [inside(n) for n in (3, 5, 7)]
+    for generator in generators:
+        next(generator)
+    for closed, left in ((1, 7), (2, 3), (0, default)):
+        generators[closed].close()
+        assert attnc.get_num_threads() == left
+
+
+def test_a_generator_that_another_thread_closes():
+    default, generator = attnc.get_num_threads(), inside(3)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result(20)     # starts the thread
+        next(generator)
+        with attnc.threads(5):
+            pool.submit(generator.close).result(20)
+            assert pool.submit(attnc.get_num_threads).result(20) == default and attnc.get_num_threads() == 5
+    assert attnc.get_num_threads() == default
+
+
+def test_one_context_entered_twice():
+    default, context = attnc.get_num_threads(), attnc.threads(3)
+    with context:
+        with context, attnc.threads(5), context:
+            assert attnc.get_num_threads() == 3
+        assert attnc.get_num_threads() == 3
+    assert attnc.get_num_threads() == default
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result(20)
+        with context:       # by two threads at the same time
+            pool.submit(context.__enter__).result(20)
+            pool.submit(context.__exit__, None, None, None).result(20)
+            assert attnc.get_num_threads() == 3 and pool.submit(attnc.get_num_threads).result(20) == default
+    assert attnc.get_num_threads() == default
+
+
+def test_a_context_as_a_decorator():
+    @attnc.threads(3)
+    def number(again):
+        return number(False) if again else attnc.get_num_threads()
+
+    default = attnc.get_num_threads()
+    assert number(True) == 3 and attnc.get_num_threads() == default

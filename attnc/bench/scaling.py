@@ -3,6 +3,7 @@
     python benchmarks/scaling.py --json benchmarks/results/scaling.json
 """
 
+import contextvars
 import threading
 import time
 from dataclasses import dataclass
@@ -114,7 +115,8 @@ def _together(each, threads, rounds) -> dict:
 
     def together():
         start = threading.Barrier(CALLERS + 1)
-        callers = [threading.Thread(target=work, args=(*given, start)) for given in inputs]
+        callers = [threading.Thread(target=contextvars.copy_context().run, args=(work, *given, start))
+                   for given in inputs]      # in the context below
         for caller in callers:
             caller.start()
         start.wait()
