@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from ._checks import (
@@ -14,16 +16,19 @@ from ._checks import (
     truncate_args,
 )
 from ._checks.arrays import float_array
+from ._lock import Locked
 from .attention import attend
 from .results import AttentionResult
 
 _ALIGNMENT = 64  # a vector that crosses a line of memory is read as two: 10 % of the speed of decoding
 
 
-class KVCache:
+class KVCache(Locked):
     """Keys and values of the tokens so far, for attention of the next ones; each batch element has its own length.
 
-    An error leaves it as it was; Ctrl-C leaves it as it was or as it was to be, never between the two.
+    An error leaves it as it was; Ctrl-C leaves it as it was or as it was to be, never between the two. Threads may
+    share it: changes take turns and wait for the `attend` calls at work, which run at the same time as each other.
+    ``copy.copy``, ``copy.deepcopy`` and pickle give an independent cache and keep the rows in use.
 
     Parameters
     ----------
@@ -70,11 +75,9 @@ class KVCache:
     """
 
     def __init__(self, batch, kv_heads, head_dim, value_dim=None, *, capacity, dtype, window=None):
+        super().__init__()
         self._sizes = s = cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window)
-        rows = (s.batch, s.kv_heads, s.capacity)
-        self._keys, self._values = _aligned((*rows, s.head_dim), s.dtype), _aligned((*rows, s.value_dim), s.dtype)
-        scaled = s.dtype == np.int8
-        self._scales = tuple(_aligned(rows, np.dtype(np.float32)) if scaled else None for _ in range(2))
+        self._allocate()
         self._lengths = np.zeros(s.batch, np.int64)
         self._oldest = np.zeros(s.batch, np.int64)       # the first token whose row no later one has taken
 
@@ -90,7 +93,7 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all rows and scales, used or not."""
-        return sum(x.nbytes for x in (self._keys, self._values, *self._scales) if x is not None)
+        return sum(x.nbytes for x in self._rows())
 
     def append(self, key, value, *, lengths=None, layout="bhnd") -> None:
         """Add tokens behind those that are there.
@@ -110,20 +113,23 @@ class KVCache:
             For a wrong dtype or shape; for more tokens than fit; for entries that are not finite where rows are int8.
             The cache is then as it was.
         """
-        key, value, counts = append_args(key, value, lengths, layout, self._sizes, self._lengths)
-        with np.errstate(all="ignore"):
-            stored = [_quantized(x) if self._sizes.dtype == np.int8 else (x.astype(self._sizes.dtype, copy=False), None)
-                      for x in (key, value)]
-        lengths = self._lengths + counts
-        oldest = np.maximum(self._oldest, lengths - self._sizes.capacity)
-        changes = [(self._lengths, ..., lengths), (self._oldest, ..., oldest)]
-        for i, (start, count) in enumerate(zip(self._lengths, counts, strict=True)):
-            places = slice(None), _slots(int(start), int(count), self._sizes.capacity)
-            for (rows, scales), target, factors in zip(stored, (self._keys, self._values), self._scales, strict=True):
-                changes.append((target[i], places, rows[i][:, :count]))
-                if factors is not None:
-                    changes.append((factors[i], places, scales[i][:, :count]))
-        _make(changes)
+        with self._lock:
+            key, value, counts = append_args(key, value, lengths, layout, self._sizes, self._lengths)
+            with np.errstate(all="ignore"):
+                stored = [_quantized(x) if self._sizes.dtype == np.int8
+                          else (x.astype(self._sizes.dtype, copy=False), None) for x in (key, value)]
+            lengths = self._lengths + counts
+            oldest = np.maximum(self._oldest, lengths - self._sizes.capacity)
+            changes = [(self._lengths, ..., lengths), (self._oldest, ..., oldest)]
+            for i, (start, count) in enumerate(zip(self._lengths, counts, strict=True)):
+                places = slice(None), _slots(int(start), int(count), self._sizes.capacity)
+                targets = zip(stored, (self._keys, self._values), self._scales, strict=True)
+                for (rows, scales), target, factors in targets:
+                    changes.append((target[i], places, rows[i][:, :count]))
+                    if factors is not None:
+                        changes.append((factors[i], places, scales[i][:, :count]))
+            self._wait_for_readers()
+            _make(changes)
 
     def attend(self, query, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
                scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
@@ -152,27 +158,35 @@ q_lengths, layout, want, out, num_threads
             For a wrong dtype or a wrong shape or value; for a query whose first row looks back at tokens that later
             ones have replaced.
         """
-        s = self._sizes
-        check_attend(s, mask=mask, key_mask=key_mask, bias=bias, window=window, q_offset=q_offset,
-                     q_segments=q_segments, k_segments=k_segments)
-        key, value = self._keys, self._values
-        if s.dtype == np.int8:  # for the checks: arrays of the same shapes, and of the query's dtype
-            zero = np.zeros((), float_array("query", query).dtype)
-            key, value = np.broadcast_to(zero, key.shape), np.broadcast_to(zero, value.shape)
-        if layout == "bnhd":
-            key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
-        a = attention_args(
-            query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=s.window or window,
-            q_offset=q_offset, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-            q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths,
-            kv_lengths=np.minimum(self._lengths, s.capacity), layout=layout, want=want, out=out,
-            num_threads=num_threads)
-        if s.window is not None:
-            check_cache_want(a, s, self._lengths, self._oldest)
-            self._unroll(a)
-        if s.dtype == np.int8:
-            a.key, a.value = self._keys, self._values
-        return attend(a, self._scales)
+        reader = threading.Lock()       # held until the rows are no longer read; an interrupt leaves it released
+        reader.acquire()
+        try:
+            with self._lock:
+                self._readers[reader] = threading.get_ident()
+            s = self._sizes
+            check_attend(s, mask=mask, key_mask=key_mask, bias=bias, window=window, q_offset=q_offset,
+                         q_segments=q_segments, k_segments=k_segments)
+            key, value = self._keys, self._values
+            if s.dtype == np.int8:  # for the checks: arrays of the same shapes, and of the query's dtype
+                zero = np.zeros((), float_array("query", query).dtype)
+                key, value = np.broadcast_to(zero, key.shape), np.broadcast_to(zero, value.shape)
+            if layout == "bnhd":
+                key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
+            a = attention_args(
+                query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=s.window or window,
+                q_offset=q_offset, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+                q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths,
+                kv_lengths=np.minimum(self._lengths, s.capacity), layout=layout, want=want, out=out,
+                num_threads=num_threads)
+            if s.window is not None:
+                check_cache_want(a, s, self._lengths, self._oldest)
+                self._unroll(a)
+            if s.dtype == np.int8:
+                a.key, a.value = self._keys, self._values
+            return attend(a, self._scales)
+        finally:
+            reader.release()
+            self._readers.pop(reader, None)
 
     def truncate(self, lengths) -> None:
         """Drop the last tokens.
@@ -187,8 +201,10 @@ q_lengths, layout, want, out, num_threads
         TypeError, ValueError
             For more tokens than there are; for tokens in the window of which others have been replaced.
         """
-        self._lengths[...] = truncate_args(lengths, self._sizes, self._lengths, self._oldest)
-        np.minimum(self._oldest, self._lengths, out=self._oldest)
+        with self._lock:
+            kept = truncate_args(lengths, self._sizes, self._lengths, self._oldest)
+            self._wait_for_readers()
+            _make([(self._lengths, ..., kept), (self._oldest, ..., np.minimum(self._oldest, kept))])
 
     def reorder(self, indices) -> None:
         """Make batch element ``i`` what ``indices[i]`` was, as in beam search.
@@ -203,14 +219,55 @@ q_lengths, layout, want, out, num_threads
         TypeError, ValueError
             For a wrong shape or an index that is not there.
         """
-        indices = reorder_args(indices, self._sizes)
-        moved = np.flatnonzero(indices != np.arange(self._sizes.batch))
-        used = min(int(self._lengths.max(initial=0)), self._sizes.capacity)
-        changes = [(x, ..., x[indices]) for x in (self._lengths, self._oldest)]
-        if moved.size:
-            changes += [(x, (moved, slice(None), slice(used)), x[indices[moved], :, :used])
-                        for x in (self._keys, self._values, *self._scales) if x is not None]
-        _make(changes)
+        with self._lock:
+            indices = reorder_args(indices, self._sizes)
+            moved = np.flatnonzero(indices != np.arange(self._sizes.batch))
+            used = self._used()
+            changes = [(x, ..., x[indices]) for x in (self._lengths, self._oldest)]
+            if moved.size:
+                changes += [(x, (moved, slice(None), slice(used)), x[indices[moved], :, :used]) for x in self._rows()]
+            self._wait_for_readers()
+            _make(changes)
+
+    def __getstate__(self) -> dict:
+        with self._lock:
+            state = super().__getstate__()
+            del state["_readers"]
+            for name in ("_lengths", "_oldest"):
+                state[name] = state[name].copy()
+            for name in ("_keys", "_values", "_scales"):
+                del state[name]
+            state["rows"] = [x[:, :, :self._used()].copy() for x in self._rows()]
+        return state
+
+    def __setstate__(self, state: dict) -> None:
+        rows = state.pop("rows")
+        super().__setstate__(state)
+        self._allocate()
+        for mine, given in zip(self._rows(), rows, strict=True):
+            mine[:, :, :given.shape[2]] = given
+
+    def _allocate(self) -> None:
+        """Memory for the rows, and the calls that read them now: a lock held by each, and its thread."""
+        s = self._sizes
+        rows, scaled = (s.batch, s.kv_heads, s.capacity), s.dtype == np.int8
+        self._keys, self._values = _aligned((*rows, s.head_dim), s.dtype), _aligned((*rows, s.value_dim), s.dtype)
+        self._scales = tuple(_aligned(rows, np.dtype(np.float32)) if scaled else None for _ in range(2))
+        self._readers: dict[threading.Lock, int] = {}
+
+    def _rows(self) -> list[np.ndarray]:
+        return [x for x in (self._keys, self._values, *self._scales) if x is not None]
+
+    def _used(self) -> int:
+        """Rows that hold a token of some batch element."""
+        return min(int(self._lengths.max(initial=0)), self._sizes.capacity)
+
+    def _wait_for_readers(self) -> None:
+        """Let the `attend` calls of other threads end; no new one begins while this thread holds the lock."""
+        for reader, thread in self._readers.copy().items():
+            if thread != threading.get_ident():
+                with reader:
+                    pass
 
     def _unroll(self, a) -> None:
         """Where rows have been replaced their order says nothing: what a row sees is said by a mask instead."""

@@ -9,6 +9,7 @@ import numpy as np
 from . import _call
 from ._checks import attention_args, states_args
 from ._checks.arrays import accumulator, as_array, float_array, promoted
+from ._lock import Locked
 from ._norms import norms
 from .results import AttentionResult
 
@@ -91,11 +92,12 @@ def _lse(top: np.ndarray, total: np.ndarray | float) -> np.ndarray:
         return top + np.log(total)
 
 
-class AttentionState:
+class AttentionState(Locked):
     """Attention of a query over keys and values that come in chunks, each dropped once it was taken in.
 
     Key ``j`` of a chunk stands at the number of keys seen before, plus ``j``. The result is that of `attention` over
-    all keys in one piece, to rounding; memory is needed for the query, the output and one chunk.
+    all keys in one piece, to rounding; memory is needed for the query, the output and one chunk. Threads may share it:
+    updates take turns, a result has all chunks of the updates before it. Copies are independent.
 
     Parameters
     ----------
@@ -127,6 +129,7 @@ class AttentionState:
 
     def __init__(self, query, *, q_offset=None, sinks=None, causal=False, window=None, scale=None, softcap=None,
                  alibi_slopes=None, layout="bhnd", num_threads=None):
+        super().__init__()
         options = dict(sinks=sinks, causal=causal, window=window, scale=scale, softcap=softcap,
                        alibi_slopes=alibi_slopes, layout=layout, num_threads=num_threads)
         query = float_array("query", query)
@@ -168,22 +171,23 @@ class AttentionState:
         TypeError, ValueError
             For a wrong dtype or a wrong shape, naming the argument. The state is then as it was.
         """
-        seen = self._seen
-        offset = None if self._q_offset is None else self._q_offset - seen.kv_len
-        a = attention_args(self._query, key_chunk, as_array("value", value_chunk), mask=mask, key_mask=key_mask,
-                           bias=bias, q_offset=offset, **self._options)
-        sizes = {"batch": a.batch, "kv_heads": a.kv_heads, "value_dim": a.value_dim}
-        if seen.sizes:
-            _check_sizes(sizes, seen.sizes)
-            a.sinks = None  # in the lse since the first chunk
-        output = np.empty((*a.batch, a.q_heads, a.q_len, a.value_dim), a.dtype)
-        lse = np.empty(output.shape[:-1], a.acc)
-        _call.run(_call.ATTEND, a, value=a.value, out=output, lse=lse)
-        part = _Part(output, *_sums(a, lse))
-        if seen.sizes:
-            part = _merged([seen.part, part], promoted(seen.part.output.dtype, output.dtype))
-        dtype = promoted(seen.dtype, a.key.dtype, a.value.dtype)
-        self._seen = _Seen(dtype, seen.kv_len + a.kv_len, sizes, part)
+        with self._lock:
+            seen = self._seen
+            offset = None if self._q_offset is None else self._q_offset - seen.kv_len
+            a = attention_args(self._query, key_chunk, as_array("value", value_chunk), mask=mask, key_mask=key_mask,
+                               bias=bias, q_offset=offset, **self._options)
+            sizes = {"batch": a.batch, "kv_heads": a.kv_heads, "value_dim": a.value_dim}
+            if seen.sizes:
+                _check_sizes(sizes, seen.sizes)
+                a.sinks = None  # in the lse since the first chunk
+            output = np.empty((*a.batch, a.q_heads, a.q_len, a.value_dim), a.dtype)
+            lse = np.empty(output.shape[:-1], a.acc)
+            _call.run(_call.ATTEND, a, value=a.value, out=output, lse=lse)
+            part = _Part(output, *_sums(a, lse))
+            if seen.sizes:
+                part = _merged([seen.part, part], promoted(seen.part.output.dtype, output.dtype))
+            dtype = promoted(seen.dtype, a.key.dtype, a.value.dtype)
+            self._seen = _Seen(dtype, seen.kv_len + a.kv_len, sizes, part)
 
     def result(self) -> AttentionResult:
         """Output and lse of attention over all keys seen so far; more chunks may follow.

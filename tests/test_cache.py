@@ -1,4 +1,11 @@
-"""The KV cache: the bits of attention over its rows, the ring of a window, int8 rows and their error, errors."""
+"""The KV cache: the bits of attention over its rows, the ring of a window, int8 rows, errors, copies, threads."""
+
+import copy
+import pickle
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -282,3 +289,149 @@ def test_the_twin_has_the_same_methods():
     for name in ("__init__", "append", "attend", "truncate", "reorder"):
         fast, twin = (inspect.signature(getattr(module.KVCache, name)) for module in (attnc, reference))
         assert list(fast.parameters.values()) == list(twin.parameters.values())
+
+
+# Copies
+
+COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
+
+
+@pytest.mark.parametrize("module", [attnc, reference])
+@pytest.mark.parametrize("dtype, window", [("float32", None), ("bfloat16", (20, 0)), ("int8", (20, 0))])
+@pytest.mark.parametrize("way", COPIES)
+def test_copies_are_independent(way, dtype, window, module, seed):
+    """A copy answers as its original did, and neither sees what becomes of the other."""
+    random = np.random.default_rng(seed)
+    kind = np.dtype(np.int8) if dtype == "int8" else dtype_of(dtype)
+    cache = module.KVCache(2, 2, 24, 40, capacity=30, dtype=kind, window=window)
+    cache.append(*tokens(random, 29), lengths=[29, 20])
+    if window:
+        cache.append(*tokens(random, 8))
+    query = normal(random, (2, 4, 2, 24), "float32")
+    before, other = cache.attend(query), COPIES[way](cache)
+    assert_same_bits(other.attend(query), before)
+    cache.truncate(cache.lengths - [1, 2])
+    cache.append(*tokens(random, 1))
+    changed = cache.attend(query)
+    assert_same_bits(other.attend(query), before)
+    other.reorder([1, 0])
+    other.append(*tokens(random, 1))
+    assert_same_bits(cache.attend(query), changed)
+
+
+def test_a_copy_keeps_the_rows_in_use_alone(seed):
+    cache = attnc.KVCache(1, 1, 8, capacity=100_000, dtype=np.float32)
+    cache.append(*np.random.default_rng(seed).standard_normal((2, 1, 1, 5, 8)))
+    assert len(pickle.dumps(cache)) < 2000
+    other = copy.copy(cache)
+    assert other.nbytes == cache.nbytes and other.keys.ctypes.data % 64 == other.values.ctypes.data % 64 == 0
+    assert_same_bits(other.keys[:, :, :5], cache.keys[:, :, :5])
+
+
+# Threads
+
+def slow(monkeypatch, name):
+    """Let other threads go on before and after each call of a function of the package."""
+    module, _, name = name.rpartition(".")
+    function = getattr(sys.modules[module], name)
+
+    def paused(*args, **kwargs):
+        time.sleep(0.001)
+        result = function(*args, **kwargs)
+        time.sleep(0.001)
+        return result
+
+    monkeypatch.setattr(sys.modules[module], name, paused)
+
+
+def at_once(*calls):
+    """Make each call in a thread of its own, all at the same time."""
+    start = threading.Barrier(len(calls))
+
+    def work(call):
+        start.wait(20)
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [found.result(100) for found in [pool.submit(work, call) for call in calls]]
+
+
+@pytest.mark.parametrize("module, inside", [
+    (attnc, "attnc.cache._slots"), (reference, "attnc.reference._cache._grown")])
+def test_no_token_of_threads_that_append_is_lost(monkeypatch, module, inside):
+    slow(monkeypatch, inside)
+    cache = module.KVCache(1, 1, 2, capacity=8 * 10 * 3, dtype=np.float32)
+
+    def append(number):
+        for i in range(10):
+            tokens = np.full((1, 1, 3, 2), 100 * number + i, np.float32)
+            cache.append(tokens, -tokens)
+
+    at_once(*(lambda n=n: append(n) for n in range(8)))
+    assert cache.lengths.tolist() == [8 * 10 * 3]
+    first = cache.keys[0, 0, ::3, 0]
+    assert sorted(first) == [100 * n + i for n in range(8) for i in range(10)]
+    for rows, sign in ((cache.keys, 1), (cache.values, -1)):
+        np.testing.assert_array_equal(rows[0, 0, :, 0], sign * np.repeat(first, 3))
+
+
+@pytest.mark.parametrize("change", ["append", "reorder", "truncate"])
+@pytest.mark.parametrize("module, inside", [
+    (attnc, "attnc.cache.attend"), (reference, "attnc.reference._cache.attention")])
+def test_attention_beside_changes_sees_one_state(monkeypatch, module, inside, change, seed):
+    """What the kernels find at the beginning of a call is there until its end; a change comes before or after."""
+    random = np.random.default_rng(seed)
+    cache = module.KVCache(2, 1, 8, capacity=30, dtype=np.float32, window=(25, 0))
+    cache.append(*random.standard_normal((2, 2, 1, 30, 8)))
+    query, parts, seen = normal(random, (2, 2, 1, 8), "float32"), random.standard_normal((9, 2, 2, 1, 20, 8)), []
+    within, changed = threading.Event(), threading.Event()
+    states = [cache.attend(query)]
+    after = copy.deepcopy(cache)
+    calls = {"append": lambda cache: cache.append(*parts[0]), "reorder": lambda cache: cache.reorder([1, 0]),
+             "truncate": lambda cache: cache.truncate(28)}
+    calls[change](after)
+    states.append(after.attend(query))
+    place, _, name = inside.rpartition(".")
+    function = getattr(sys.modules[place], name)
+
+    def twice(*args, **kwargs):
+        seen.append(function(*args, **kwargs))
+        within.set()
+        changed.wait(0.2)       # long enough for a change that does not wait
+        seen.append(function(*args, **kwargs))
+        return seen[-1]
+
+    def alter():
+        within.wait(20)
+        calls[change](cache)
+        changed.set()
+
+    monkeypatch.setattr(sys.modules[place], name, twice)
+    found, _ = at_once(lambda: cache.attend(query), alter)
+    for one in (*seen, found):
+        assert_same_bits(one, states[0])
+    assert_same_bits(cache.attend(query), states[1])
+
+
+def test_attention_of_threads_runs_at_the_same_time(monkeypatch):
+    cache = attnc.KVCache(1, 1, 8, capacity=4, dtype=np.float32)
+    cache.append(*np.ones((2, 1, 1, 3, 8)))
+    both = threading.Barrier(2)
+    attend = sys.modules["attnc.cache"].attend
+    monkeypatch.setattr("attnc.cache.attend", lambda *args: (both.wait(20) and None) or attend(*args))
+    found = at_once(*[lambda: cache.attend(np.ones((1, 1, 1, 8), np.float32))] * 2)
+    assert_same_bits(*found)
+
+
+def test_attention_that_ends_with_an_error_holds_nobody_up(monkeypatch):
+    cache = attnc.KVCache(1, 1, 8, capacity=4, dtype=np.float32)
+    cache.append(*np.ones((2, 1, 1, 1, 8)))
+
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnc.cache.attend", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        cache.attend(np.ones((1, 1, 1, 8), np.float32))
+    at_once(lambda: cache.append(*np.ones((2, 1, 1, 1, 8))))
+    assert cache.lengths.tolist() == [2]

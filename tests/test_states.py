@@ -1,5 +1,11 @@
 """Keys in parts: merged states and streamed chunks give the attention over all keys, in less memory than these take."""
 
+import copy
+import pickle
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from checking import DTYPES, PATHS, assert_same_bits, dtype_of, inputs, largest, largest_visible, normal, twins
@@ -412,3 +418,41 @@ def test_a_map_larger_than_the_memory_limit(python, tmp_path, seed):
         x, y = (np.concatenate([getattr(row, name) for row in rows], 1) for rows in (exact, honest))
         for result in (streamed, one_piece):
             assert_within(getattr(result, name), x, y, scale=scale, name=name)
+
+
+# Copies and threads
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_are_independent(way, seed):
+    query, key, value = inputs(np.random.default_rng(seed), (2,), 4, 2, 5, 30, 16)
+    state = attnc.AttentionState(query, causal=True, q_offset=25)
+    state.update(key[:, :, :20], value[:, :, :20])
+    other = way(state)
+    before = other.result()
+    state.update(key[:, :, 20:], value[:, :, 20:])
+    assert other.kv_len == 20 and state.kv_len == 30
+    assert_same_bits(other.result(), before)
+    other.update(key[:, :, 20:], value[:, :, 20:])
+    assert_same_bits(other.result(), state.result())
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "q_offset": 2000}], ids=["anywhere", "by position"])
+def test_no_chunk_of_threads_that_update_is_lost(monkeypatch, options):
+    state = attnc.AttentionState(np.zeros((1, 4), np.float32), **options)
+    check = sys.modules["attnc.states"]._check_sizes
+
+    def slow(*args):        # lets other threads go on in the middle of an update
+        time.sleep(0.001)
+        check(*args)
+
+    def update(number):
+        for _ in range(10):
+            state.update(np.zeros((3, 4), np.float32), np.full((3, 2), number, np.float32))
+
+    monkeypatch.setattr(sys.modules["attnc.states"], "_check_sizes", slow)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(update, range(8), timeout=100))
+    result = state.result()
+    assert state.kv_len == 8 * 10 * 3
+    np.testing.assert_allclose(result.lse, np.log(240), rtol=1e-5)
+    np.testing.assert_allclose(result.output, 3.5, rtol=1e-5)

@@ -6,14 +6,16 @@ import numpy as np
 
 from .._checks import append_args, cache_sizes, check_attend, reorder_args, truncate_args
 from .._checks.arrays import accumulator, float_array
+from .._lock import Locked
 from ..results import AttentionResult
 from ._attention import attention
 
 
-class KVCache:
+class KVCache(Locked):
     """Keys and values of the tokens so far: the definition of `attnc.KVCache`.
 
     It keeps all tokens, also those that a window has left behind, and int8 rows as the numbers that they stand for.
+    Calls from several threads take turns.
 
     Parameters
     ----------
@@ -41,6 +43,7 @@ class KVCache:
     """
 
     def __init__(self, batch, kv_heads, head_dim, value_dim=None, *, capacity, dtype, window=None):
+        super().__init__()
         self._sizes = s = cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window)
         dtype = np.float64 if s.dtype == np.int8 else s.dtype  # in which a scale times an integer is exact
         self.keys = np.zeros((s.batch, s.kv_heads, s.capacity, s.head_dim), dtype)
@@ -59,16 +62,17 @@ class KVCache:
         TypeError, ValueError
             For a wrong dtype or shape, or more tokens than fit. The cache is then as it was.
         """
-        key, value, counts = append_args(key, value, lengths, layout, self._sizes, self.lengths)
-        needed = int((self.lengths + counts).max(initial=0))
-        self.keys, self.values = _grown(self.keys, needed), _grown(self.values, needed)
-        for x, rows in ((key, self.keys), (value, self.values)):
-            with np.errstate(all="ignore"):
-                x = _rounded(x) if self._sizes.dtype == np.int8 else x.astype(rows.dtype)
-            for i, (start, count) in enumerate(zip(self.lengths, counts, strict=True)):
-                rows[i, :, start:start + count] = x[i, :, :count]
-        self.lengths = self.lengths + counts
-        self._oldest = np.maximum(self._oldest, self.lengths - self._sizes.capacity)
+        with self._lock:
+            key, value, counts = append_args(key, value, lengths, layout, self._sizes, self.lengths)
+            needed = int((self.lengths + counts).max(initial=0))
+            self.keys, self.values = _grown(self.keys, needed), _grown(self.values, needed)
+            for x, rows in ((key, self.keys), (value, self.values)):
+                with np.errstate(all="ignore"):
+                    x = _rounded(x) if self._sizes.dtype == np.int8 else x.astype(rows.dtype)
+                for i, (start, count) in enumerate(zip(self.lengths, counts, strict=True)):
+                    rows[i, :, start:start + count] = x[i, :, :count]
+            self.lengths = self.lengths + counts
+            self._oldest = np.maximum(self._oldest, self.lengths - self._sizes.capacity)
 
     def attend(self, query, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
                scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
@@ -85,13 +89,14 @@ class KVCache:
         query = float_array("query", query)
         scaled = self._sizes.dtype == np.int8
         wide = query.astype(accumulator(query.dtype), copy=False) if scaled else query
-        keys, values = self.keys, self.values
+        with self._lock:
+            keys, values, lengths = self.keys, self.values, self.lengths    # replaced by changes, never written
         if scaled:
             keys, values = keys.astype(wide.dtype), values.astype(wide.dtype)
         if layout == "bnhd":
             keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
         result = attention(
-            wide, keys, values, kv_lengths=self.lengths, mask=mask, key_mask=key_mask, bias=bias, causal=causal,
+            wide, keys, values, kv_lengths=lengths, mask=mask, key_mask=key_mask, bias=bias, causal=causal,
             window=self._sizes.window or window, q_offset=q_offset, scale=scale, softcap=softcap,
             alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths,
             layout=layout, want=want, num_threads=num_threads, out=None if scaled else out)
@@ -112,8 +117,9 @@ class KVCache:
         TypeError, ValueError
             For more tokens than there are, or tokens in the window that others have replaced.
         """
-        self.lengths = truncate_args(lengths, self._sizes, self.lengths, self._oldest)
-        self._oldest = np.minimum(self._oldest, self.lengths)
+        with self._lock:
+            self.lengths = truncate_args(lengths, self._sizes, self.lengths, self._oldest)
+            self._oldest = np.minimum(self._oldest, self.lengths)
 
     def reorder(self, indices) -> None:
         """Make batch element ``i`` what ``indices[i]`` was.
@@ -123,9 +129,10 @@ class KVCache:
         TypeError, ValueError
             For a wrong shape or an index that is not there.
         """
-        indices = reorder_args(indices, self._sizes)
-        self.keys, self.values = self.keys[indices], self.values[indices]
-        self.lengths, self._oldest = self.lengths[indices], self._oldest[indices]
+        with self._lock:
+            indices = reorder_args(indices, self._sizes)
+            self.keys, self.values = self.keys[indices], self.values[indices]
+            self.lengths, self._oldest = self.lengths[indices], self._oldest[indices]
 
 
 def _grown(rows: np.ndarray, needed: int) -> np.ndarray:
