@@ -16,7 +16,7 @@ from .varlen import attention_varlen
 from .weights import AttentionWeights, rollout
 
 if TYPE_CHECKING:       # made when they are asked for, see __getattr__
-    from . import plot  # noqa: F401
+    from . import datasets, integrations, plot, reference, testing  # noqa: F401
     from ._views.explorer import explorer
 
     __version__: str
@@ -48,6 +48,7 @@ __all__ = [
     "weighted_sum",
 ]
 
+_MODULES = ("datasets", "integrations", "plot", "reference", "testing")     # imported when they are asked for
 
 if not TYPE_CHECKING:       # a type checker would take any name for one of these
     def __getattr__(name: str):
@@ -55,10 +56,10 @@ if not TYPE_CHECKING:       # a type checker would take any name for one of thes
             from ._views.explorer import explorer
 
             return explorer
-        if name == "plot":
+        if name in _MODULES:
             from importlib import import_module
 
-            return import_module(".plot", __name__)
+            return import_module(f".{name}", __name__)
         if name == "__version__":  # reading the metadata takes longer than the rest of the import
             from .config import version
 
@@ -67,4 +68,4 @@ if not TYPE_CHECKING:       # a type checker would take any name for one of thes
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "plot"})
+    return sorted([*__all__, *_MODULES, "__version__", "masks"])

@@ -81,6 +81,30 @@ print([name for name in {HEAVY!r} if name in new], round(1000 * took, 1))
     assert loaded == "[]"
 
 
+LAZY = ("datasets", "integrations", "plot", "reference", "testing")
+
+
+def test_modules_are_imported_when_they_are_asked_for(python):
+    """``import attnc`` is enough for all of them, and imports none."""
+    assert python(f"""
+import sys, attnc
+early = [name for name in {LAZY!r} if f"attnc.{{name}}" in sys.modules]
+late = [name for name in {LAZY!r} if getattr(attnc, name) is not sys.modules[f"attnc.{{name}}"]]
+print(early, late, attnc.reference.softmax([0.0]), attnc.datasets.names()[0], attnc.integrations.mpi.__name__)
+""") == "[] [] [1.] coreference attnc.integrations.mpi"
+    folder = FOLDER / "integrations"
+    found = {path.name.removesuffix(".py") for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert found - {"__init__", "__pycache__"} == set(attnc.integrations._MODULES)
+    for module in (attnc, attnc.integrations):
+        with pytest.raises(AttributeError, match=f"'{module.__name__}' has no attribute 'nothing'"):
+            _ = module.nothing
+
+
+def test_dir_is_what_is_public():
+    assert dir(attnc) == sorted([*attnc.__all__, *LAZY, "__version__", "masks"])
+    assert all(hasattr(attnc, name) for name in dir(attnc))
+
+
 def test_importing_changes_nothing(python):
     """No random state, error state, warning filter, signal handler or environment variable is touched."""
     assert python("""
@@ -97,7 +121,7 @@ print(state() == before)
 
 # Who may import whom: what a module knows of the others. A module not named here is a fast function.
 
-FAST = {"_call", "_checks", "_isa", "_lock", "attention", "masks", "results", "threads"}
+FAST = {"_call", "_checks", "_isa", "_lock", "_norms", "attention", "masks", "results", "threads"}
 MAY_IMPORT = {
     "_checks": {"_checks"},
     "masks": {"_checks"},
