@@ -6,6 +6,7 @@ from checking import DTYPES, PATHS, assert_same_bits, inputs
 
 import attnc
 from attnc import reference
+from attnc._checks.output import _overlaps_itself
 
 GUARD = 0xA5
 
@@ -68,6 +69,83 @@ def test_scores_and_weights(isa, strides, path, dtype, seed):
         assert function(query, key, out=out, **options, **more) is out
         assert_same_bits(out, wanted)
         assert untouched(buffer, out)
+
+
+def overlapping(shape, strides, dtype):
+    """A view of zeros with strides in elements, which may be negative."""
+    starts = [-stride * (n - 1) if stride < 0 else 0 for n, stride in zip(shape, strides, strict=True)]
+    room = np.zeros(1 + sum(abs(stride) * (n - 1) for n, stride in zip(shape, strides, strict=True)), dtype)
+    return np.lib.stride_tricks.as_strided(room[sum(starts):], shape, [stride * room.itemsize for stride in strides])
+
+
+def place_count(x):
+    """How many elements of memory `x` has."""
+    places = np.zeros((), np.int64)
+    for n, stride in zip(x.shape, x.strides, strict=True):
+        places = np.add.outer(places, np.arange(n) * stride)
+    return len(np.unique(places))
+
+
+def takes_out(module, dtype):
+    """Each function with `out=`, by the shape (2, 3, 4) or (3, 4) of its result: what calls it."""
+    query, key, value = (np.ones(shape, dtype) for shape in ((2, 3, 5), (2, 4, 5), (2, 4, 4)))
+    wide = np.float64 if dtype == np.float64 else np.float32
+    cu, packed = [0, 2], np.ones((2, 3, 5), dtype)
+    W, heads = module.AttentionWeights(query, key), module.AttentionWeights(query[:, None], key[:, None])
+    return {
+        "attention": (dtype, lambda out: module.attention(query, key, value, out=out)),
+        "attention with options": (dtype, lambda out: module.attention(query, key, value, want="lse", out=out).output),
+        "scores": (wide, lambda out: module.attention_scores(query, key, out=out)),
+        "weights": (dtype, lambda out: module.attention_weights(query, key, out=out)),
+        "weighted_sum": (dtype, lambda out: module.weighted_sum(np.ones((2, 3, 4), dtype), value, out=out)),
+        "softmax": (dtype, lambda out: module.softmax(np.ones((2, 3, 4), dtype), out=out)),
+        "softmax in place": (dtype, lambda out: module.softmax(out, out=out)),
+        "log_softmax": (dtype, lambda out: module.log_softmax(np.ones((2, 3, 4), dtype), out=out)),
+        "varlen": (dtype, lambda out: module.attention_varlen(packed, packed, packed[..., :4], cu, cu, out=out)),
+        "dense": (wide, lambda out: W.dense(out=out)),
+        "head_mean": (wide, lambda out: heads.head_mean(out=out)),
+        "key_mass": (wide, lambda out: module.AttentionWeights(np.ones((2, 3, 5, 5), dtype), np.ones((2, 3, 4, 5), dtype))
+                     .key_mass(out=out)),
+    }
+
+
+OVERLAPS = [(4, 4, 1), (1, 1, 1), (2, 6, 1), (12, 4, 0), (0, 4, 1), (12, 3, 1), (-4, 4, 1), (5, 2, 3), (12, -3, -1),
+            (3, 2, 7), (13, 5, 6), (13, 5, 1)]
+APART = [(12, 4, 1), (1, 2, 6), (4, 8, 1), (-12, 4, -1), (1, 8, 2), (3, 7, 28), (6, 2, 7), (15, -5, 1)]
+
+
+@pytest.mark.parametrize("module", [attnc, reference])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_elements_of_out_have_places_of_their_own(module, dtype):
+    for strides in OVERLAPS + APART:
+        for name, (result, call) in takes_out(module, dtype).items():
+            out = overlapping((2, 3, 4), strides, result)
+            if place_count(out) == out.size:
+                wanted = call(np.zeros((2, 3, 4), result))
+                assert call(out) is out, name
+                np.testing.assert_array_equal(out, wanted, err_msg=f"{name} {strides}")
+            else:
+                with pytest.raises(ValueError, match=r"out has strides .*elements share memory"):
+                    call(out)
+    assert all(place_count(overlapping((2, 3, 4), strides, dtype)) < 24 for strides in OVERLAPS)
+    assert all(place_count(overlapping((2, 3, 4), strides, dtype)) == 24 for strides in APART)
+
+
+def test_overlap_is_decided_exactly(seed):
+    """Random strides, of axes of any order and sign, and of bytes that are no whole elements."""
+    random, found = np.random.default_rng(seed), []
+    for _ in range(2000):
+        shape = random.integers(1, 5, random.integers(1, 5))
+        strides = random.integers(-20, 21, len(shape))
+        buffer = np.zeros(2 * 20 * 4 * 5, np.uint8)
+        out = np.ndarray(shape, np.float32, buffer, 400, strides)
+        axes = [np.arange(n) * stride for n, stride in zip(shape, strides, strict=True)]
+        places = np.add.reduce(np.meshgrid(*axes, [0], indexing="ij"))
+        gaps = np.diff(np.sort(places.ravel()))
+        found.append(bool((gaps < 4).any()))
+        assert _overlaps_itself(out) == found[-1], (shape, strides)
+    assert 200 < sum(found) < 1800
+    assert not _overlaps_itself(np.ndarray((0, 3), np.float32, buffer, 0, (0, 0)))
 
 
 @pytest.mark.parametrize("module", [attnc, reference])

@@ -26,8 +26,7 @@ def check_out(out, shape: tuple, dtype: np.dtype, inputs: dict, in_place: str | 
     flags = out.flags
     if not flags.writeable:
         raise ValueError("out is read-only; wanted a writable array")
-    if not flags.c_contiguous and out.size and any(
-            stride == 0 and length > 1 for stride, length in zip(out.strides, out.shape, strict=True)):
+    if not flags.c_contiguous and _overlaps_itself(out):
         raise ValueError(f"out has strides {out.strides} for shape {shape}: elements share memory; "
                          "wanted an array with a place for each element")
     check_apart(out, inputs, in_place)
@@ -46,6 +45,25 @@ def check_apart(out: np.ndarray, inputs: dict, in_place: str | None = None) -> N
 def _same_elements(out: np.ndarray, x: np.ndarray) -> bool:
     return (x.dtype == out.dtype and x.shape == out.shape and x.strides == out.strides
             and x.__array_interface__["data"][0] == out.__array_interface__["data"][0])
+
+
+def _overlaps_itself(x: np.ndarray) -> bool:
+    """Whether two elements share a byte."""
+    if not x.size:
+        return False
+    extent = x.itemsize         # of the axes so far, from the smallest stride to the largest
+    for stride, length in sorted((abs(stride), n) for stride, n in zip(x.strides, x.shape, strict=True) if n > 1):
+        if stride < extent:
+            break
+        extent += stride * (length - 1)
+    else:
+        return False
+    # Two places differ first in some axis; moved to the start of this axis and of those before, they still overlap.
+    for _ in range(x.ndim):
+        if _overlap(x[:1], x[1:]):
+            return True
+        x = x[0]
+    return False
 
 
 def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
