@@ -197,7 +197,8 @@ q_lengths, kv_lengths, layout, num_threads
         As in `attention`.
     lse : float array (..., q_heads, q_len) or (q_len,), optional
         The lse of each row over more keys than these, from ``attention(..., want="lse")``, `merge_states` or
-        `AttentionState`: gives these keys their exact weights among all, ``exp(score - lse)``. It holds the sinks.
+        `AttentionState`: gives these keys their weights among all, ``exp(score - lse)``, exact up to a factor of
+        ``exp(eps * abs(lse))``. It holds the sinks.
     out : array, optional
         Receives the weights: exact shape and dtype, no memory shared with an input. Memory that is used again is
         faster than new memory.

@@ -53,7 +53,8 @@ q_lengths, kv_lengths, layout, num_threads
     Notes
     -----
     The recomputation is that of Dao et al. 2022 (FlashAttention), appendix B. A kv head is one task where heads keep
-    all threads busy, else the rows and the keys are divided over threads; the bits are the same.
+    all threads busy, else the rows and the keys are divided over threads; the bits are the same. Where the lse is that
+    of these keys and ``abs(lse) > 1024``, it has lost digits: one more pass computes maximum and sum of the rows.
     `attnc.reference.attention_backward` is the definition in plain NumPy.
 
     Examples

@@ -31,7 +31,7 @@ def merge_states(states, *, layout="bhnd") -> tuple[np.ndarray, np.ndarray]:
     tuple (output, lse)
         In float64 if an array is float64, else in float32, so that merging what was merged loses nothing: the order of
         merging changes the result by rounding only. A row with lse -inf adds nothing; if all are, it gives 0 and -inf.
-        NaN stays in its row.
+        NaN stays in its row. An lse holds its part's share of the keys up to a factor of ``exp(eps * abs(lse))``.
 
     Raises
     ------

@@ -8,6 +8,7 @@ from checking import DTYPES, PATHS, WANT, assert_same_bits, inputs
 from slow import NAMES, some_option
 
 import attnc
+from attnc.varlen import PATH_ROWS
 
 
 def problem(random, path, dtype="float32", chance=0.25, **fixed):
@@ -96,6 +97,34 @@ def test_other_rows(isa, path, seed):
 
 
 # Memory of every kind
+
+CLASSES = [(1, 2, 3, 6), (7, 8), (9, 12, 16), (17, 40, 64), (65, 66, 130, 200)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("keys, depth, value_dim", [(70, 32, 64), (2100, 20, 12), (300, 64, 64)])
+@pytest.mark.parametrize("counts", CLASSES, ids=lambda counts: f"{counts[0]}-{counts[-1]} rows")
+def test_the_number_of_rows_counts_by_its_class(isa, counts, keys, depth, value_dim, dtype, seed):
+    """Rows of a key head, q_len * q_heads / kv_heads, in the classes of the page; `want` changes no bit of output."""
+    random, wanted = np.random.default_rng(seed), None
+    query, key, value = inputs(random, (), 1, 1, 200, keys, depth, value_dim, dtype)
+    for count in counts:
+        for group in (1, 2, 4):
+            if count % group:
+                continue
+            some = query[0, :count].reshape(group, count // group, depth)
+            for want in ((), ("lse", "weights", "scores")):
+                got = attnc.attention(some, key, value, want=want)
+                found = [got] if not want else [got.output, got.lse, got.weights, got.scores]
+                rows = [x[0, 0] for x in found]
+                wanted = rows if wanted is None or len(rows) > len(wanted) else wanted
+                for row, first in zip(rows, wanted, strict=False):
+                    assert_same_bits(row, first, f"{count} rows, {group} heads")
+
+
+def test_the_classes_of_row_counts_are_those_of_packed_sequences():
+    assert tuple(counts[-1] for counts in CLASSES[:-1]) == PATH_ROWS
+
 
 def read_only_map(x, tmp_path):
     path = tmp_path / f"{id(x)}.bin"

@@ -91,6 +91,7 @@ def takes_out(module, dtype):
     query, key, value = (np.ones(shape, dtype) for shape in ((2, 3, 5), (2, 4, 5), (2, 4, 4)))
     wide = np.float64 if dtype == np.float64 else np.float32
     cu, packed = [0, 2], np.ones((2, 3, 5), dtype)
+    more = module.AttentionWeights(np.ones((2, 3, 5, 5), dtype), np.ones((2, 3, 4, 5), dtype))
     W, heads = module.AttentionWeights(query, key), module.AttentionWeights(query[:, None], key[:, None])
     return {
         "attention": (dtype, lambda out: module.attention(query, key, value, out=out)),
@@ -104,8 +105,7 @@ def takes_out(module, dtype):
         "varlen": (dtype, lambda out: module.attention_varlen(packed, packed, packed[..., :4], cu, cu, out=out)),
         "dense": (wide, lambda out: W.dense(out=out)),
         "head_mean": (wide, lambda out: heads.head_mean(out=out)),
-        "key_mass": (wide, lambda out: module.AttentionWeights(np.ones((2, 3, 5, 5), dtype), np.ones((2, 3, 4, 5), dtype))
-                     .key_mass(out=out)),
+        "key_mass": (wide, lambda out: more.key_mass(out=out)),
     }
 
 
