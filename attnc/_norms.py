@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import _call
-from ._checks.attention import Args
 from ._checks.backward import FAR, agrees
 
 
@@ -23,7 +22,7 @@ class Norms(NamedTuple):
         return np.where(self.inverse > 0, np.exp(sinks[:, None] - self.top) * self.inverse, np.nan)
 
 
-def norms(a: Args, lse: np.ndarray) -> Norms | None:
+def norms(a: Any, lse: np.ndarray) -> Norms | None:
     """The norms of the rows whose `lse` is large and belongs to exactly the keys of `a`; None without a large one."""
     with np.errstate(all="ignore"):
         if not ((np.abs(lse) > FAR) & (lse != -np.inf)).any():
