@@ -6,11 +6,14 @@ import contextlib
 
 import torch
 from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function
 
 import attnc
 
-from . import _tensors
-from ._operators import Attention, arguments
+from . import _batching, _tensors  # noqa: F401  registers what torch.vmap does with the operators
+from ._derivatives import Attention, has_tangent
+from ._interception import Interception
+from ._operators import arguments, room
 from ._tensors import as_array, as_tensor
 
 __all__ = ["as_array", "as_tensor", "attention", "attention_weights", "patch", "scaled_dot_product_attention"]
@@ -55,7 +58,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     torch.Size([1, 4, 2, 8])
     """
     _check(query, key, value)
-    if dropout_p > 0:
+    query, key, value = _tensors.autocast(query, key, value)
+    if dropout_p != 0:
         raise ValueError(f"attnc has no dropout: dropout_p must be 0, got {dropout_p}")
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask and is_causal=True were given; wanted one of them")
@@ -67,7 +71,26 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
         if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
             raise TypeError(f"attn_mask must be bool (True = attend) or floating point (added), got {attn_mask.dtype}")
         options["mask" if attn_mask.dtype == torch.bool else "bias"] = attn_mask
-    return _attend(*_heads(query, key, value, enable_gqa), (), options)
+    order = None if query.is_contiguous() else _order(query, key, value, attn_mask, enable_gqa)
+    return _attend(*_heads(query, key, value, enable_gqa), (), options, order)
+
+
+def _order(query, key, value, attn_mask, grouped: bool) -> list | None:
+    """The order in memory of the output's axes: that of the query where torch's fused kernel would run, else None.
+
+    Code that takes a view of the output, such as ``.transpose(1, 2).view(...)``, depends on it.
+    """
+    fused = (query.ndim == key.ndim == value.ndim == 4 and query.shape[0] == key.shape[0] == value.shape[0]
+             and key.shape[1] == value.shape[1] and (grouped or key.shape[1] == query.shape[1])
+             and query.shape[3] == value.shape[3] and all([x.stride(3) == 1 for x in (query, key, value)])
+             and (attn_mask is None or (attn_mask.ndim in (2, 4) and not attn_mask.requires_grad)))
+    strides = query.stride()
+    if not fused or 0 in strides:
+        return None
+    # by comparisons, which torch.compile follows with symbolic strides
+    places = [sum([strides[j] > strides[i] or (strides[j] == strides[i] and j < i) for j in range(4)])
+              for i in range(4)]
+    return [places.index(place) for place in range(4)]
 
 
 def _heads(query, key, value, grouped: bool) -> tuple:
@@ -122,6 +145,7 @@ def attention(query, key, value, *, want=(), **options) -> torch.Tensor | attnc.
             _tensors.check(name, x)
     if "out" in options:
         raise TypeError("attention on tensors has no option out")
+    query, key, value = _tensors.autocast(query, key, value)
     return _attend(query, key, value, want, options)
 
 
@@ -132,16 +156,20 @@ def _check(query, key, value) -> None:
             raise TypeError(f"{name} must be of a floating-point dtype, got {x.dtype}")
 
 
-def _attend(query, key, value, want, options: dict) -> torch.Tensor | attnc.AttentionResult:
+def _attend(query, key, value, want, options: dict, order=None) -> torch.Tensor | attnc.AttentionResult:
     """Attention of tensors that were checked: by itself, as a function of autograd, or as an operator."""
     tensors = {"query": query, "key": key, "value": value,
                **{name: x for name, x in options.items() if isinstance(x, torch.Tensor)}}
     graph = torch.is_grad_enabled() and _tensors.need_gradients(tensors)
     eager = _tensors.are_eager(tensors.values())
     if eager and not graph:
-        found = attnc.attention(**{**options, **{name: _tensors.array(x) for name, x in tensors.items()}}, want=want)
+        arrays = {name: _tensors.array(x) for name, x in tensors.items()}
+        output = room(query, value, order)
+        if output is not None:
+            arrays["out"] = _tensors.array(output)
+        found = attnc.attention(**{**options, **arrays}, want=want)
         if not want:
-            return as_tensor(found)
+            return as_tensor(found) if output is None else output
         return attnc.AttentionResult(**{name: as_tensor(x) for name, x in vars(found).items()})
     names = (want,) if isinstance(want, str) else tuple(want)
     if not {"lse", "weights"}.issuperset(names):
@@ -150,9 +178,10 @@ def _attend(query, key, value, want, options: dict) -> torch.Tensor | attnc.Atte
         raise ValueError(f"query is on {query.device}, {devices}; wanted one device")
     if eager:
         others = {name: x for name, x in options.items() if name not in tensors}
-        output, lse, weights = Attention.apply("weights" in names, tuple(tensors), others, *tensors.values())
+        output, lse, weights = Attention.apply("weights" in names, tuple(tensors), others, order,
+                                                *tensors.values())
     else:
-        output, lse, weights = torch.ops.attnc.attention.default(query, key, value, *arguments(options),
+        output, lse, weights = torch.ops.attnc.attention.default(query, key, value, *arguments(options, order),
                                                                  "weights" in names)
     results = {"lse": lse, "weights": weights}
     return attnc.AttentionResult(output, **{name: results[name] for name in names}) if names else output
@@ -183,17 +212,23 @@ def attention_weights(query, key, **options) -> attnc.AttentionWeights:
     >>> weights.topk(1).weights.ravel()
     array([1.        , 0.5       , 0.33333334, 0.25      ], dtype=float32)
     """
-    for name, x in {"query": query, "key": key, **options}.items():
-        if isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"{name} requires grad, but statistics have no gradient; pass {name}.detach()")
-    return attnc.AttentionWeights(*map(as_array, (query, key)), **{k: as_array(x) for k, x in options.items()})
+    given = {"query": query, "key": key, **options}
+    arrays = {name: as_array(x) for name, x in given.items()}
+    for name, x in given.items():
+        if isinstance(x, torch.Tensor) and (has_tangent(x) or (x.requires_grad and torch.is_grad_enabled())):
+            what = "has a tangent" if has_tangent(x) else "requires grad"
+            raise ValueError(f"{name} {what}, but statistics have no gradient; pass {name}.detach()")
+    return attnc.AttentionWeights(**arrays)
 
 
-@contextlib.contextmanager
-def patch():
+class patch(contextlib.ContextDecorator):
     """Within it, ``torch.nn.functional.scaled_dot_product_attention`` is attnc's where attnc can, in all threads.
 
-    Tensors on other devices, nested and sparse ones, mixed dtypes and dropout go to torch as before.
+    What `scaled_dot_product_attention` refuses goes to torch as before, among it dropout, tensors on other devices,
+    nested and sparse ones and subclasses of tensors, and so does code compiled by ``torch.jit.script``. The name is
+    replaced in ``torch.nn.functional`` alone: code that has imported the function itself keeps torch's. Contexts may
+    overlap, be entered again and be left in any order; the last puts back what the first has found, unless another
+    library has replaced it since, which is warned of.
 
     Examples
     --------
@@ -202,17 +237,48 @@ def patch():
     ...     layer(*[torch.zeros(1, 3, 8)] * 3, need_weights=False)[0].shape
     torch.Size([1, 3, 8])
     """
-    theirs = functional.scaled_dot_product_attention
 
-    def routed(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
-        tensors = [query, key, value, *([] if attn_mask is None else [attn_mask])]
-        ours = (dropout_p == 0 and query.dtype == key.dtype == value.dtype
-                and all(_tensors.why_not(x) is None for x in tensors))
-        return (scaled_dot_product_attention if ours else theirs)(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    def __init__(self):
+        self._entered = []
 
-    functional.scaled_dot_product_attention = routed
-    try:
-        yield
-    finally:
-        functional.scaled_dot_product_attention = theirs
+    def __enter__(self) -> None:
+        _INTERCEPTION.enter("patch")
+        self._entered.append(True)
+
+    def __exit__(self, *error) -> None:
+        if not self._entered:
+            raise RuntimeError("a patch() was left that had not been entered")
+        self._entered.pop()
+        _INTERCEPTION.leave("patch")
+
+
+def _stand_in(state):
+    """What stands in the place of torch's function, as torch.jit.script takes it: annotated, nothing keyword-only."""
+    def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                                     attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
+                                     is_causal: bool = False, scale: float | None = None,
+                                     enable_gqa: bool = False) -> torch.Tensor:
+        if torch.jit.is_scripting():
+            return torch._C._nn.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal,
+                                                             scale=scale, enable_gqa=enable_gqa)
+        return _route(state, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    scaled_dot_product_attention.__doc__ = state.theirs.__doc__
+    return scaled_dot_product_attention
+
+
+def _route(state, query, key, value, attn_mask, *args, **options):
+    tensors = [query, key, value, *([] if attn_mask is None else [attn_mask])]
+    if "patch" in state.purposes and all(_tensors.is_plain(x) for x in tensors):
+        # of a mode: plain tensors override nothing
+        if not torch.compiler.is_compiling() and has_torch_function(tensors):
+            return handle_torch_function(functional.scaled_dot_product_attention, tensors, query, key, value,
+                                         attn_mask, *args, **options)
+        try:
+            return scaled_dot_product_attention(query, key, value, attn_mask, *args, **options)
+        except (TypeError, ValueError):
+            pass    # what attnc refuses
+    return state.theirs(query, key, value, attn_mask, *args, **options)
+
+
+_INTERCEPTION = Interception(functional, "scaled_dot_product_attention", _stand_in)

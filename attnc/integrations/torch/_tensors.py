@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
 
 GRADIENTS = ("query", "key", "value", "bias", "sinks")
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
+_TRACING = FakeTensor, FunctionalTensor
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _FOREIGN = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
             and (dtype.is_complex or dtype.is_floating_point)} - _FLOATS
@@ -18,15 +22,18 @@ def as_array(x):
         return x
     if why := why_not(x):
         raise ValueError(f"attnc takes dense tensors on the CPU, got {why}")
-    return array(x)
+    try:
+        return array(x)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"attnc takes dense tensors on the CPU, got one without memory of its own: {error}") from error
 
 
 def array(x: torch.Tensor) -> np.ndarray:
     if x.dtype is torch.bfloat16:
         import ml_dtypes  # gives the bits their name; NumPy has no bfloat16
 
-        return x.detach().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    return x.detach().numpy()
+        return x.detach().view(torch.uint16).numpy(force=True).view(ml_dtypes.bfloat16)
+    return x.numpy(force=True)      # what torch has not written yet, as the sign of z.conj().imag, it writes now
 
 
 def as_tensor(x: np.ndarray) -> torch.Tensor:
@@ -42,6 +49,8 @@ def why_not(x) -> str | None:
         return type(x).__name__
     if x.is_nested:
         return "a nested tensor"
+    if x.is_quantized:
+        return "a quantised tensor"
     if x.layout is not torch.strided:
         return f"layout {x.layout}"
     if x.device.type not in ("cpu", "meta"):
@@ -51,10 +60,23 @@ def why_not(x) -> str | None:
     return None
 
 
+def is_plain(x) -> bool:
+    """Whether this is a tensor as such, also one that torch.compile traces with, and no subclass of its own meaning."""
+    return type(x) in _PLAIN or isinstance(x, _TRACING)
+
+
 def check(name: str, x) -> None:
     if why := why_not(x):
         error = ValueError if isinstance(x, torch.Tensor) else TypeError
         raise error(f"{name} must be a dense tensor on the CPU of a dtype that attnc has, got {why}")
+
+
+def autocast(*tensors) -> tuple:
+    """Query, key and value in the dtype of torch.autocast, which leaves float64 as it is."""
+    if not torch.is_autocast_enabled("cpu"):
+        return tensors
+    dtype = torch.get_autocast_dtype("cpu")
+    return tuple(x if x.dtype is torch.float64 or not x.is_cpu else x.to(dtype) for x in tensors)
 
 
 def need_gradients(tensors: dict) -> bool:
@@ -69,5 +91,5 @@ def need_gradients(tensors: dict) -> bool:
 def are_eager(tensors) -> bool:
     """Whether these are plain tensors and nothing records or transforms what is called: no operator is needed."""
     return not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
-                or torch._C._functorch.peek_interpreter_stack() is not None
+                or torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
                 or any([type(x) not in _PLAIN or not x.is_cpu for x in tensors]))

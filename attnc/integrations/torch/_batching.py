@@ -1,0 +1,126 @@
+"""torch.vmap of the operators: the mapped axis becomes the first axis of the batch, in one call."""
+
+from __future__ import annotations
+
+import types
+
+import torch
+
+from . import _formula
+from ._operators import ARRAYS, INPUTS, LIBRARY, NUMBERS
+
+# How many axes an argument has beside those of the batch; sinks have no batch axes unless they are mapped.
+_AXES = {"query": 3, "key": 3, "value": 3, "output": 3, "grad_output": 3, "lse": 2, "grad_lse": 2, "mask": 3,
+         "bias": 3, "key_mask": 1, "q_segments": 1, "k_segments": 1, "alibi_slopes": 1, "sinks": 1, "q_lengths": 0,
+         "kv_lengths": 0, "q_offset": 0}
+_ORDER = list(NUMBERS).index("order")
+
+
+class _Folded:
+    """The arguments of an operator by name, their tensors with the mapped axis first and all batch axes there."""
+
+    def __init__(self, size, in_dims, names, args):
+        given, dims = dict(zip(names, args, strict=False)), dict(zip(names, in_dims, strict=False))
+        shapes = {name: [n for k, n in enumerate(x.shape) if k != dims[name]] for name, x in given.items()
+                  if x is not None}
+        rank = max(len(shapes[name]) for name in ("query", "key", "value") if name in shapes)
+        self.two_d, self.size, self.shapes, self.given = rank == 2, size, shapes, given
+        self.mapped = {name for name in shapes if dims[name] is not None}
+        for name in ("scale", "softcap"):
+            if name in self.mapped:
+                raise ValueError(f"{name} is mapped by vmap; wanted one number for all examples")
+        for name, x in given.items():
+            if name in _AXES and x is not None:
+                x = x[None] if dims[name] is None else x.movedim(dims[name], 0)
+                missing = max(rank - 3, 0) + _AXES[name] - (x.ndim - 1)
+                given[name] = x.reshape(x.shape[0], *[1] * missing, *x.shape[1 + max(-missing, 0):])
+        if "sinks" not in self.mapped and given.get("sinks") is not None:
+            given["sinks"] = given["sinks"].reshape(-1)
+        self.expand("query")     # a mask alone may be mapped, and does not make a batch
+
+    def expand(self, *names):
+        for name in names:
+            if (x := self.given[name]) is not None:
+                self.given[name] = x.expand(self.size, *x.shape[1:])
+
+    def unfold(self, x: torch.Tensor, heads: bool = True) -> torch.Tensor:
+        """A result without the axis of the one head that 2-D arguments have."""
+        return x.squeeze(1) if self.two_d and heads else x
+
+    def arguments(self, *numbers) -> list:
+        numbers = list(numbers)
+        numbers[_ORDER] = None      # the axes in memory are those of one example
+        return [*self.given.values(), *numbers]
+
+
+@torch._disable_dynamo
+def _attention(info, in_dims, *args):
+    folded = _Folded(info.batch_size, in_dims, INPUTS, args)
+    *numbers, weights = args[len(INPUTS):]
+    function = _formula.attention if "sinks" in folded.mapped else torch.ops.attnc.attention.default
+    output, lse, dense = function(*folded.arguments(*numbers), weights)
+    results = folded.unfold(output), folded.unfold(lse), folded.unfold(dense) if weights else dense
+    return results, (0, 0, 0 if weights else None)
+
+
+@torch._disable_dynamo
+def _attention_backward(info, in_dims, *args):
+    names = ("grad_output", "grad_lse", "query", "key", "value", "output", "lse", *ARRAYS)
+    folded = _Folded(info.batch_size, in_dims, names, args)
+    *numbers, want = args[len(names):]
+    wanted, given = want.split(), folded.given
+    folded.expand("grad_output", "grad_lse", "output", "lse", *(name for name in wanted if name != "sinks"))
+    found = {}
+    if "sinks" in wanted:
+        found["sinks"] = _sinks_gradient(folded, numbers)
+    given["sinks"] = None       # what they do to the other gradients is in the lse
+    if others := [name for name in wanted if name != "sinks"]:
+        gradients = torch.ops.attnc.attention_backward.default(*folded.arguments(*numbers), " ".join(others))
+        found.update(zip(others, gradients, strict=True))
+    results = [found[name].reshape(folded.size, *folded.shapes[name]) for name in wanted]
+    return results, [0] * len(results)
+
+
+def _sinks_gradient(folded: _Folded, numbers) -> torch.Tensor:
+    given = folded.given
+    lse = given["lse"]
+    grad, output = (given[name].to(lse.dtype) for name in ("grad_output", "output"))
+    delta = (grad * output).sum(-1)
+    if numbers[list(NUMBERS).index("layout")] == "bnhd":
+        delta = delta.transpose(-1, -2)
+    if given["grad_lse"] is not None:
+        delta = delta - given["grad_lse"]
+    found = _formula.sinks_gradient(delta, lse, given["sinks"].to(lse.dtype))
+    return found.sum(tuple(range(1, found.ndim - 1)))
+
+
+@torch._disable_dynamo
+def _attention_places(info, in_dims, *args):
+    names = ("query", "key", *ARRAYS)
+    folded = _Folded(info.batch_size, in_dims, names, args)
+    return folded.unfold(torch.ops.attnc.attention_places.default(*folded.arguments(*args[len(names):]))), 0
+
+
+def _of_grads_batched(rule):
+    """The rule for ``is_grads_batched=True``, which maps by a mechanism older than torch.func's."""
+    @torch._disable_dynamo
+    def function(*args):
+        level = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
+        mapped = [isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x) for x in args]
+        # an axis of size 1 comes where only an outer level has mapped the tensor
+        args = [torch._remove_batch_dim(x, level, 1, 0) if is_mapped else x
+                for x, is_mapped in zip(args, mapped, strict=True)]
+        info = types.SimpleNamespace(batch_size=max(x.shape[0] for x, y in zip(args, mapped, strict=True) if y))
+        results, dims = rule(info, [0 if is_mapped else None for is_mapped in mapped], *args)
+        found = [x if dim is None else torch._add_batch_dim(x, dim, level)
+                 for x, dim in zip(results, dims, strict=True)]
+        return found if isinstance(results, list) else tuple(found)
+    return function
+
+
+for _name, _function in (("attention", _attention), ("attention_backward", _attention_backward),
+                         ("attention_places", _attention_places)):
+    torch.library.register_vmap(f"attnc::{_name}", _function, lib=LIBRARY)
+for _name, _function in (("attention", _attention), ("attention_backward", _attention_backward)):
+    LIBRARY.impl(_name, _of_grads_batched(_function), "Batched")

@@ -1,0 +1,142 @@
+"""Attention and its gradients in torch's own operations, with the whole matrix: for derivatives of any kind and order.
+
+The kernels give values and first gradients. What they do not give, tangents and derivatives of the gradients, is that
+of these formulas, which mean the same; `attnc.reference` has them in NumPy.
+"""
+
+from __future__ import annotations
+
+import types
+
+import torch
+
+from ._operators import ARRAYS, INPUTS, NUMBERS
+
+
+def attention(*args) -> tuple:
+    """What the operator `attention` gives; sinks may differ in the batch, (batch..., q_heads)."""
+    *args, weights = args
+    p = _parts(args)
+    output = _given_axes(p, p.weights @ p.value).to(p.dtype)
+    if p.order is not None:
+        output = output.permute(p.order).contiguous().permute([p.order.index(axis) for axis in range(output.ndim)])
+    lse, dense = p.lse.squeeze(-1), p.weights.to(p.dtype)
+    lse = lse if p.dtype is torch.float64 else lse.float()
+    if p.two_d:
+        lse, dense = lse.squeeze(0), dense.squeeze(0)
+    return output, lse, dense if weights else output.new_empty(0)
+
+
+def attention_backward(grad_output, grad_lse, query, key, value, output, lse, *rest) -> list:
+    """What the operator `attention_backward` gives.
+
+    Output and lse are those of the formula, as functions of the inputs; those given have no derivative.
+    """
+    *rest, want = rest
+    p = _parts((query, key, value, *rest))
+    grad = _kernel_axes(p, grad_output.to(p.query.dtype))
+    if p.within is not None:
+        grad = torch.where(p.within, grad, 0)
+    delta = (grad * (p.weights @ p.value)).sum(-1, keepdim=True)
+    if grad_lse is not None:
+        lse_grad = grad_lse[..., None].to(delta.dtype)
+        delta = delta - (lse_grad if p.within is None else torch.where(p.within, lse_grad, 0))
+    d_scores = torch.where(p.allowed, p.weights * (grad @ p.value.mT - delta), 0)
+    d_products = d_scores if p.slope is None else d_scores * p.slope
+    d_products = d_products * p.scale
+    found = {}
+    for name in want.split():
+        if name == "query":
+            found[name] = _given_axes(p, d_products @ p.key)
+        elif name in ("key", "value"):
+            total = d_products.mT @ p.query if name == "key" else p.weights.mT @ grad
+            found[name] = _given_axes(p, total.unflatten(-3, (-1, p.group)).sum(-3))
+        elif name == "bias":
+            found[name] = d_scores
+        else:
+            found[name] = sinks_gradient(delta.squeeze(-1), p.lse.squeeze(-1), p.sinks)
+    given = dict(zip(INPUTS, (query, key, value, *rest), strict=False))
+    return [_sum_to(x, given[name].shape).to(given[name].dtype) for name, x in found.items()]
+
+
+def sinks_gradient(delta: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Gradient of the sinks of each batch element, (batch..., q_heads): their share times -delta, over all rows."""
+    empty = lse == -torch.inf
+    share = torch.where(empty, 0, torch.exp(sinks[..., None] - torch.where(empty, 0, lse)))
+    return -torch.where(share == 0, 0, share * delta).sum(-1)
+
+
+def _parts(args) -> types.SimpleNamespace:
+    """Operands in (..., q_heads, length, dim) order and the dtype of accumulation; weights, lse and what they are of.
+
+    A query, key or value that is not finite counts as 0 and makes NaN of the rows that may see it, so that it has no
+    influence on others.
+    """
+    p = types.SimpleNamespace(**dict(zip((*INPUTS, *NUMBERS), args, strict=True)))
+    p.dtype = torch.promote_types(torch.promote_types(p.query.dtype, p.key.dtype), p.value.dtype)
+    # float64 is what torch.autocast leaves alone; to turn it off has no effect below the first level of torch.func
+    acc = torch.float64 if p.dtype is torch.float64 or torch.is_autocast_enabled("cpu") else torch.float32
+    p.two_d = max(p.query.ndim, p.key.ndim, p.value.ndim) == 2
+    batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (p.query, p.key, p.value)))
+    query, key, value = (x if p.two_d else x.expand(*batch, *x.shape[-3:]) for x in (p.query, p.key, p.value))
+    empty = [x.new_empty((*x.shape[:-1], 0), dtype=acc) for x in (query, key)]
+    of_places = {**{name: getattr(p, name) for name in ARRAYS}, "bias": None, "sinks": None, "scale": None,
+                 "softcap": None}
+    numbers = {**{name: getattr(p, name) for name in NUMBERS}, "factor": None, "cap": None, "order": None}
+    places = torch.ops.attnc.attention_places(*empty, *of_places.values(), *numbers.values())
+
+    p.scale = next((x for x in (p.factor, p.scale) if x is not None), p.query.shape[-1] ** -0.5 if p.query.shape[-1]
+                   else 0.0)
+    cap = p.cap if p.cap is not None else p.softcap
+    query, key, value = (_kernel_axes(p, x.to(acc)) for x in (query, key, value))
+    p.group = query.shape[-3] // key.shape[-3] if key.shape[-3] else 1
+    finite_query = query.isfinite().all(-1, keepdim=True)
+    finite_key, finite_value = (x.isfinite().all(-1, keepdim=True) for x in (key, value))
+    p.query, key, value = (torch.where(finite, x, 0) for finite, x in (
+        (finite_query, query), (finite_key, key), (finite_value, value)))
+    p.key, p.value, finite_keys = (x.repeat_interleave(p.group, -3) for x in (key, value, finite_key & finite_value))
+
+    scores, p.slope = (p.query @ p.key.mT) * p.scale, None
+    if cap is not None:
+        capped = torch.tanh(scores / cap)
+        scores, p.slope = cap * capped, 1 - capped ** 2
+    p.allowed = (places != -torch.inf).expand(scores.shape)
+    if p.bias is not None:
+        bias = p.bias.to(acc)
+        p.allowed = p.allowed & (bias != -torch.inf)
+        scores = scores + torch.where(bias == -torch.inf, 0, bias)
+    some = p.allowed.any(-1, keepdim=True)
+    # rows without a key count as rows of zeros until the end: no derivative meets inf - inf
+    scores = torch.where(p.allowed, scores + torch.where(places == -torch.inf, 0, places),
+                         torch.where(some, -torch.inf, 0.0).to(acc))
+    p.within = None
+    if p.q_lengths is not None:
+        p.within = (torch.arange(p.query.shape[-2], device=p.query.device)
+                    < p.q_lengths[..., None, None]).unsqueeze(-1)
+    nothing = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+    if p.sinks is None:
+        lse = torch.logsumexp(scores, -1, keepdim=True)
+    else:
+        p.sinks = p.sinks.to(acc) if p.sinks.ndim else p.sinks[None].to(acc)
+        sink = p.sinks[..., None, None].expand(nothing.shape)
+        lse = torch.logsumexp(torch.cat([scores, sink], -1), -1, keepdim=True)
+        nothing = sink if p.within is None else torch.where(p.within, sink, -torch.inf)
+    whole = torch.where(some & ~(finite_query & finite_keys.mT | ~p.allowed).all(-1, keepdim=True), torch.nan, 1.0)
+    p.weights = torch.where(p.allowed, torch.exp(scores - lse) * whole, 0)
+    p.lse = torch.where(some, lse * whole, nothing)
+    return p
+
+
+def _kernel_axes(p, x: torch.Tensor) -> torch.Tensor:
+    return x[None] if x.ndim == 2 else x.transpose(-2, -3) if p.layout == "bnhd" else x
+
+
+def _given_axes(p, x: torch.Tensor) -> torch.Tensor:
+    return x.squeeze(0) if p.two_d else x.transpose(-2, -3) if p.layout == "bnhd" else x
+
+
+def _sum_to(x: torch.Tensor, shape) -> torch.Tensor:
+    """The gradient of a tensor of `shape` from that of its broadcast: the sum over the axes that were broadcast."""
+    missing = x.ndim - len(shape)
+    axes = [k for k in range(x.ndim) if k < missing or (shape[k - missing] == 1 and x.shape[k] != 1)]
+    return (x.sum(axes, keepdim=True) if axes else x).reshape(shape)
