@@ -1,13 +1,14 @@
 """The command line: what it prints, its exit status, and that a wrong function does not pass."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import attnc
 from attnc.__main__ import main
-from attnc.bench import report
+from attnc.bench import parity, report
 
 
 def test_info_as_text_and_as_json(capsys):
@@ -20,9 +21,53 @@ def test_info_as_text_and_as_json(capsys):
 def test_check_passes_and_names_every_function(capsys):
     assert main(["check"]) == 0
     text = capsys.readouterr().out
-    for function in ("attention_scores", "softmax", "log_softmax", "attention_weights", "weighted_sum", "attention"):
-        assert f"| {function} " in text
-    assert "turkish" in text and "coreference" in text and "pass" in text and "FAIL" not in text
+    assert not [name for name in set(attnc.__all__) - parity.WITHOUT_NUMBERS if f"| {name}" not in text]
+    assert "pass" in text and "FAIL" not in text
+
+
+def test_check_covers_every_public_name_and_case():
+    lines = parity.check()
+    assert {line.function.partition(" ")[0].partition(".")[0] for line in lines} == (
+        set(attnc.__all__) - parity.WITHOUT_NUMBERS)
+    of_float32 = {line.case for line in lines if line.function == "AttentionWeights entropy"}
+    assert {"turkish", "coreference", "f32 every option", "f16"} <= of_float32
+    assert {line.case for line in lines} - of_float32 == {"f64 mask, bias, Dv 24"}
+
+
+def wrong_result(right):
+    """A function whose result, or one array of it, is wrong in its last element."""
+
+    def wrong(*arguments, **options):
+        result = right(*arguments, **options)
+        if isinstance(result, tuple):
+            return (spoilt(result[0]), *result[1:])
+        if isinstance(result, np.ndarray):
+            return spoilt(result)
+        name = next(iter(vars(result)))
+        return SimpleNamespace(**{**vars(result), name: spoilt(getattr(result, name))})
+
+    return wrong
+
+
+def spoilt(array):
+    array = np.array(array)
+    array[(-1,) * array.ndim] += 2.0**-4 * (1 + np.abs(array).max())
+    return array
+
+
+METHODS = ["entropy", "max", "mean_position", "mean_distance", "lost_mass", "key_mass", "key_max", "map", "head_mean",
+           "dense", "__matmul__"]
+
+
+@pytest.mark.parametrize(("owner", "function"), [
+    *((attnc, name) for name in ("attention_varlen", "attention_backward", "softmax_backward", "log_softmax_backward",
+                                 "merge_states", "rollout", "alibi_slopes")),
+    (attnc.KVCache, "attend"), (attnc.AttentionState, "result"), *((attnc.AttentionWeights, name) for name in METHODS)])
+def test_check_fails_when_what_is_beside_the_chain_is_wrong(owner, function, monkeypatch):
+    monkeypatch.setattr(owner, function, wrong_result(getattr(owner, function)))
+    failed = {line.function for line in parity.check() if not line.passed}
+    name = function if owner is attnc else owner.__name__
+    assert failed and all(found.startswith(name) for found in failed - {"rollout"})
 
 
 @pytest.mark.parametrize("function", ["attention_scores", "softmax", "log_softmax", "attention_weights",
