@@ -128,6 +128,10 @@ def test_bench_writes_json_and_compares_with_it(tmp_path, capsys, monkeypatch):
     assert main([*arguments, "--compare", str(file)]) == 0
     assert main([*arguments, "--threads", "2", "--compare", str(file)]) == 2
     assert "threads was 1 and is 2" in capsys.readouterr().err
+    result["machine"]["isa"] = "\x1b[2J\u202e"       # text of a file never acts on the terminal
+    file.write_text(json.dumps(result), encoding="utf-8")
+    assert main([*arguments, "--compare", str(file)]) == 2
+    assert r"isa was \x1b[2J\u202e and is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

@@ -29,9 +29,10 @@ def test_view_reads_queries_and_keys_with_their_options(tmp_path, capsys, seed):
 def test_view_writes_a_page_and_reads_weights(tmp_path, capsys):
     file, page = tmp_path / "a.npz", tmp_path / "a.html"
     np.savez(file, weights=np.eye(4)[None], mask=np.tri(4, dtype=bool))
-    assert main(["view", str(file), "--html", str(page)]) == 0
+    assert main(["view", str(file), "--html", str(page), "--head", "0", "--row", "2"]) == 0
     assert str(page) in capsys.readouterr().out
-    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>") and '"head":0,"row":2' in text and "<h1>a</h1>" in text
 
 
 def test_view_has_colours_only_on_a_terminal_that_wants_them(tmp_path, monkeypatch, capsys):

@@ -196,6 +196,7 @@ def test_the_rounding_of_bfloat16_in_another_library_is_no_sink(seed):
     (np.array([[0.5, 2.0]]), ValueError, "between 0 and 1, got 0 to 2"),
     ([np.ones((1, 2, 2)), np.ones((1, 2, 3))], ValueError, "all layers must have the same"),
     ((None, None), TypeError, "got None: a model of transformers returns its weights with output_attentions=True"),
+    (((np.eye(2),), (np.ones((1, 2)),)), ValueError, "weights must be readable as one array, got tuple"),
     (object(), TypeError, "weights must be floats, got object"),
     (None, TypeError, "weights must be an array, got None"),
 ])
@@ -230,6 +231,7 @@ CONTROLS = {
     "\u202ea\u202c": r"\u202ea\u202c", "\u2066\u2069\u061c\u200e\u200f": r"\u2066\u2069\u061c\u200e\u200f",
     "a\u200bb\ufeff": r"a\u200bb\ufeff", "a\u200cb\u200d": r"a\u200cb\u200d", "\u2060\u00ad\u034f": r"\u2060\xad\u034f",
     "\u2028\u2029": r"\u2028\u2029", "\ud800": r"\ud800", "\U000e0041": r"\U000e0041",
+    "\u034f": r"\u034f", "b\u200c\u0645": "b\\u200c\u0645", "\u0645\u200db": "\u0645\\u200db",
 }
 
 

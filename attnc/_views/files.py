@@ -82,9 +82,7 @@ def _arrays(path, archive) -> dict[str, np.ndarray]:
     arrays = {}
     for name, member in members.items():
         with _reading(path, archive, name, member) as file:
-            array = np.lib.format.read_array(file, allow_pickle=False)
-            file.read(1)        # the end, where the checksum is compared
-            arrays[name] = _bfloat16(array)
+            arrays[name] = _bfloat16(np.lib.format.read_array(file, allow_pickle=False))
     return arrays
 
 

@@ -393,11 +393,14 @@ function readCell(event) {
   const rowBin = Math.min(rowBins - 1, Math.floor(row * rowBins / rows)), share = cell(state.head, rowBin, keyBin);
   const range = (bin, count, length, word, name) => {
     const from = binStart(bin, count, length), to = binStart(bin + 1, count, length) - 1;
-    return to > from ? `${word}s ${from} to ${to}` : `${word} ${from}` + (name ? `, ${name(from)}` : "");
+    if (to > from) return [`${word}s ${from} to ${to}`];
+    const bdi = document.createElement("bdi");      // a name of another direction does not turn the line
+    bdi.textContent = name ? name(from) : "";
+    return [`${word} ${from}` + (name ? ", " : ""), bdi];
   };
-  const query = range(rowBin, rowBins, rows, "row", data.tokens && queryName);
-  const key = range(keyBin, keyBins, keys, "key", named && keyName);
-  $("cell").textContent = `${query} → ${key}: ${share === null ? "not allowed" : percent(share)}`;
+  $("cell").replaceChildren(...range(rowBin, rowBins, rows, "row", data.tokens && queryName), " → ",
+                            ...range(keyBin, keyBins, keys, "key", named && keyName), ": ",
+                            share === null ? "not allowed" : percent(share));
 }
 $("frame").addEventListener("pointermove", event => {
   showRow(rowAt(event));

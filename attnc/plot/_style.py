@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._views.colours import ramp
-from .._views.tokens import shorten, thinned, visible_lines, width
+from .._views.tokens import shorten, thinned, width
 
 INK, SOFT, FAINT, PAPER = "#1d2433", "#5b6475", "#d5d9e2", "#eef0f4"
 BAR, STRONG, WARM, GREY = "#6f8fca", "#2d4a9e", "#b3541e", "#a9b1bf"
@@ -139,8 +139,8 @@ def font(texts):
 
 
 def plain(text):
-    """Text in which dollar signs are letters, not mathematics, and control characters are seen."""
-    return visible_lines(str(text)).replace("$", r"\$")
+    """Text in which dollar signs are letters, not mathematics."""
+    return str(text).replace("$", r"\$")
 
 
 def room(ax):
