@@ -8,7 +8,7 @@ import numpy as np
 
 from . import _call
 from ._checks import attention_args, states_args
-from ._checks.arrays import accumulator, as_array, float_array, promoted
+from ._checks.arrays import accumulator, float_array, promoted
 from ._lock import Locked
 from ._norms import norms
 from .results import AttentionResult
@@ -171,11 +171,12 @@ class AttentionState(Locked):
         TypeError, ValueError
             For a wrong dtype or a wrong shape, naming the argument. The state is then as it was.
         """
+        key, value = float_array("key_chunk", key_chunk), float_array("value_chunk", value_chunk)
         with self._lock:
             seen = self._seen
             offset = None if self._q_offset is None else self._q_offset - seen.kv_len
-            a = attention_args(self._query, key_chunk, as_array("value", value_chunk), mask=mask, key_mask=key_mask,
-                               bias=bias, q_offset=offset, **self._options)
+            a = attention_args(self._query, key, value, mask=mask, key_mask=key_mask, bias=bias, q_offset=offset,
+                               **self._options)
             sizes = {"batch": a.batch, "kv_heads": a.kv_heads, "value_dim": a.value_dim}
             if seen.sizes:
                 _check_sizes(sizes, seen.sizes)

@@ -258,7 +258,7 @@ def test_views_of_changed_weights(isa):
 
 @pytest.mark.parametrize("progress", [False, None, np.False_])
 @pytest.mark.parametrize("name", METHODS)
-def test_no_progress(isa, name, progress, capsys):
+def test_no_progress(name, progress, capsys):
     METHODS[name](made()[2], progress)
     W = attnc.AttentionWeights(np.ones((3, 4)), np.ones((3, 4)))
     attnc.rollout([W], 0, progress=progress)
@@ -267,7 +267,7 @@ def test_no_progress(isa, name, progress, capsys):
 
 @pytest.mark.parametrize("tqdm", [True, False])
 @pytest.mark.parametrize("name", [*METHODS, "rollout"])
-def test_a_bar_with_tqdm_and_without(isa, name, tqdm, capsys, monkeypatch):
+def test_a_bar_with_tqdm_and_without(name, tqdm, capsys, monkeypatch):
     if tqdm:
         pytest.importorskip("tqdm")
     else:
