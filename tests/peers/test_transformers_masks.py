@@ -207,6 +207,27 @@ def test_a_position_bias_is_added_to_a_mask_of_numbers():
     torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.parametrize("given", ["nothing", "options", "booleans", "numbers"])
+def test_keys_that_a_sparse_attention_has_chosen(given):
+    """DeepSeek's indexer hands them down to an attention other than `eager` and `sdpa`."""
+    query, key = torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8)
+    indices = torch.rand(2, 9, 9).argsort(-1)[..., :5].to(torch.int32)
+    allowed = torch.zeros(2, 1, 9, 9, dtype=torch.bool)
+    for batch in range(2):
+        for row in range(9):
+            allowed[batch, 0, row, indices[batch, row].long()] = True
+    mask = None if given == "nothing" else made(RULES["causal"] if given != "booleans" else UNKNOWN["a user's"])
+    if given == "numbers":
+        mask = mask + 0
+    if mask is not None:
+        allowed &= made(RULES["causal"] if given != "booleans" else UNKNOWN["a user's"]) == 0
+    rows = allowed.any(-1)[:, 0]
+    got, _ = ours.attend(torch.nn.Module(), query, key, key, mask, indices=indices)
+    wanted = torch.nn.functional.scaled_dot_product_attention(query, key, key, allowed).transpose(1, 2)
+    torch.testing.assert_close(got[rows], wanted[rows])
+    assert rows.any() and not allowed.all()
+
+
 @pytest.mark.parametrize("attribute", [None, True, False])
 def test_without_a_mask_a_row_sees_every_key(attribute):
     """As in `eager`, whatever the module's `is_causal`, which sdpa takes for True where there is none."""

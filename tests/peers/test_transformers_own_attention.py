@@ -11,7 +11,8 @@ pytestmark = pytest.mark.peers
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from every_model import distance, inputs_of, made, run, small  # noqa: E402
+from every_model import distance, run  # noqa: E402
+from tiny import inputs_of, made, small  # noqa: E402
 from torch import nn  # noqa: E402
 
 from attnc.integrations import transformers as ours  # noqa: E402
@@ -29,10 +30,7 @@ def registered():
 
 
 def config_of(name):
-    if name == "GPTNeoConfig":
-        return transformers.GPTNeoConfig(hidden_size=32, num_layers=2, num_heads=4, vocab_size=99,
-                                         attention_types=[[["global", "local"], 1]])
-    return small(getattr(transformers, name)(), 32)
+    return small(getattr(transformers, name)())
 
 
 def tiny(name, config, kind):
@@ -42,8 +40,8 @@ def tiny(name, config, kind):
 def compared(model, other, padding):
     """How far two models of the same weights are from each other."""
     other.load_state_dict(model.state_dict())
-    inputs = inputs_of(model, torch.float32, padding)
-    return distance(run(other, inputs), run(model, inputs), inputs.get("attention_mask"))
+    inputs = inputs_of(model, padding)
+    return distance(run(other, inputs), run(model, inputs), inputs.get("attention_mask"), padding)
 
 
 @pytest.mark.filterwarnings("ignore:.*attention of its own")      # of its base model, too
@@ -55,9 +53,9 @@ def test_its_own_attention_adds_what_eager_adds(name, padding):
         other = tiny(name, OWN[name], "attnc")
     assert compared(model, other, padding) == 0
     if padding == "right":      # which is not because the mask did not matter
-        inputs = inputs_of(model, torch.float32, padding)
+        inputs = inputs_of(model, padding)
         without = run(model, {name: x for name, x in inputs.items() if name != "attention_mask"})
-        assert distance(run(other, inputs), without, None) > 1e-3
+        assert distance(run(other, inputs), without, None, None) > 1e-3
 
 
 @pytest.mark.filterwarnings("ignore:.*attention of its own")
@@ -155,7 +153,7 @@ def test_a_model_from_elsewhere(padding):
     finally:
         del OwnModel._can_set_attn_implementation_cached_value
     assert compared(model, other, padding) == 0
-    inputs = inputs_of(model, torch.float32, padding)
+    inputs = inputs_of(model, padding)
     before = run(other, inputs)[".x"]
     inputs["input_ids"][:, -1] = 5
     np.testing.assert_array_equal(run(other, inputs)[".x"][:, :-1], before[:, :-1])      # causal
@@ -165,7 +163,7 @@ def test_a_model_from_elsewhere(padding):
 
 
 def test_towers_by_name():
-    config = small(transformers.LlavaConfig(vision_config={"model_type": "clip_vision_model"}), 32)
+    config = small(transformers.LlavaConfig(vision_config={"model_type": "clip_vision_model"}))
     model = transformers.LlavaModel._from_config(
         config, attn_implementation={"": "sdpa", "text_config": "attnc", "vision_config": "eager"}).eval()
     assert model.language_model.config._attn_implementation == "attnc"

@@ -56,7 +56,7 @@ def register() -> str:
 
 
 def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, softcap=None,
-           s_aux=None, sliding_window=None, position_bias=None, output_attentions=False, **kwargs):
+           s_aux=None, sliding_window=None, position_bias=None, indices=None, output_attentions=False, **kwargs):
     """The attention function: (batch, heads, length, dim) in, (batch, length, heads, dim) and weights or None out.
 
     The output has gradients for query, key, value, position bias and sinks; the weights have none.
@@ -80,6 +80,8 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
             options = {"causal": True, "q_offset": 0}
     if position_bias is not None:
         options["bias"] = position_bias + options["bias"] if "bias" in options else position_bias
+    if indices is not None:
+        options["mask"] = _chosen(indices, key.shape[2], options.get("mask"))
     options.update(scale=scaling, softcap=softcap, sinks=s_aux)
     if not torch.compiler.is_compiling():
         collect(module, query, key, options)
@@ -87,6 +89,12 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
     weights = output_attentions or _weights_are_collected()
     result = attention(query, key, value, **options, layout="bnhd", want="weights" if weights else ())
     return (result.output, result.weights) if weights else (result, None)
+
+
+def _chosen(indices: torch.Tensor, kv_len: int, mask: torch.Tensor | None) -> torch.Tensor:
+    """The keys that a sparse attention has chosen for each row, (batch, q_len, count), as a mask."""
+    chosen = torch.zeros((*indices.shape[:2], kv_len), dtype=torch.bool).scatter(-1, indices.long(), True)[:, None]
+    return chosen if mask is None else chosen & mask
 
 
 def _weights_are_collected() -> bool:
