@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .results import AttentionResult
 
-_Want: TypeAlias = Literal["lse", "weights", "scores"]
+_Want: TypeAlias = Literal["lse", "weights", "scores", "entropy", "max", "argmax"]
 
 class KVCache:
     def __init__(

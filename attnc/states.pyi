@@ -1,14 +1,15 @@
 """Types of states.py."""
 
-from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from numpy.typing import ArrayLike, NDArray
 
 from .results import AttentionResult
 
+_State = TypeVar("_State", bound=tuple[ArrayLike, ArrayLike] | list[Any])      # a list of pairs of any arrays is one
+
 def merge_states(
-    states: Iterable[tuple[ArrayLike, ArrayLike]], *, layout: Literal["bhnd", "bnhd"] = ...
+    states: list[_State] | tuple[_State, ...], *, layout: Literal["bhnd", "bnhd"] = ...
 ) -> tuple[NDArray[Any], NDArray[Any]]: ...
 
 class AttentionState:

@@ -23,11 +23,17 @@ assert_type(attnc.attention_varlen(x[0], x[0], x[0], [0, 2], [0, 2], want="lse")
 assert_type(attnc.attention_varlen(x[0], x[0], x[0], [0, 2], [0, 2]), NDArray[Any])
 assert_type(attnc.softmax(x, axis=(0, 1)), NDArray[Any])
 assert_type(attnc.weighted_sum(x, x), NDArray[Any])
+pairs = [(np.zeros((3, 4)), np.zeros(3))]
+assert_type(attnc.merge_states(pairs), tuple[NDArray[Any], NDArray[Any]])
+attnc.merge_states((([[1.0]], [0.0]), [np.ones((1, 1)), np.ones(1)]))
+assert_type(attnc.alibi_slopes(4), NDArray[np.float64])
+assert_type(attnc.KVCache(1, 2, 4, capacity=3, dtype=x.dtype).attend(x, want="entropy"), attnc.AttentionResult)
 assert_type(attnc.get_num_threads(), int)
 assert_type(attnc.isa(), str)
 
 attnc.attention(x, x, x, want="output")  # type: ignore[call-overload]
 attnc.attention(x, x, x, window=3)  # type: ignore[call-overload]
+attnc.merge_states(iter(pairs))  # type: ignore[arg-type]
 attnc.attention(x, x)  # type: ignore[call-overload]
 attnc.attention(x, x, x, None)  # type: ignore[call-overload]
 attnc.attention_scores(x, x, stage="softmax")  # type: ignore[arg-type]
