@@ -359,3 +359,8 @@ def test_a_contender_that_cannot_start_leaves_no_process(monkeypatch):
     with pytest.raises(runner.Failed, match="no_such_module"):
         runner.run(TINY[:1], contenders={"attnc": "no_such_module:setup"}, threads=1)
     assert len(started) == 1 and started[0].poll() is not None
+
+
+def test_a_contender_that_is_broken_says_so():
+    assert str(Unsupported.import_of(ModuleNotFoundError("No module named 'torch'"))) == "not installed"
+    assert str(Unsupported.import_of(ImportError("libgomp.so.1"))) == "cannot be imported: libgomp.so.1"

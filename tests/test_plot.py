@@ -3,6 +3,7 @@
 import re
 import sys
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -456,6 +457,17 @@ def test_bad_input_of_the_chain(options, text, data):
 def test_without_matplotlib_the_error_says_what_to_install(weights, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install attnc\[plot\]"):
+        plot.heatmap(weights, head=0)
+    broken = SimpleNamespace(find_spec=lambda name, *_: planted() if name == "matplotlib.pyplot" else None)
+
+    def planted():
+        raise ImportError("libfreetype.so.6: cannot open shared object file")
+
+    monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot")
+    monkeypatch.delattr("matplotlib.pyplot")
+    monkeypatch.setattr(sys, "meta_path", [broken, *sys.meta_path])
+    with pytest.raises(ImportError, match=r"^libfreetype"):       # installed, and broken: the true cause
         plot.heatmap(weights, head=0)
 
 
