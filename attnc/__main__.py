@@ -19,7 +19,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m attnc",
         description="Exact CPU attention: what is here, whether it is right on this machine, and how fast it is.")
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
+    commands = parser.add_subparsers(dest="command")
 
     info = commands.add_parser("info", help="show the configuration")
     info.add_argument("--json", action="store_true", help="as JSON")
@@ -60,6 +61,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Version(argparse.Action):
+    """As argparse's own, which would read the metadata for every command."""
+
+    def __call__(self, parser, *_):
+        print(f"attnc {attnc.__version__}")
+        parser.exit()
+
+
 def _place(text: str) -> int | tuple[int, ...]:
     parts = text.split(",")
     if not 1 <= len(parts) <= 2 or not all(part.strip().isdecimal() for part in parts):
@@ -74,16 +83,33 @@ def _positive(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and give its exit status: 0 is well, 1 is wrong or slower, 2 is a bad request."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parser().parse_args(arguments)
-    isa = getattr(options, "isa", None)
-    if isa and isa not in (attnc.isa(), os.environ.get("ATTNC_ISA")):
-        # Kernels are chosen once, at import: another set takes another process.
-        command = runner.child(f"from attnc.__main__ import main; sys.exit(main({arguments!r}))")
-        return subprocess.call(command, env=os.environ | {"ATTNC_ISA": isa})
+    """Run one command and give its exit status.
+
+    0 is well, 1 is wrong or slower, 2 is a bad request, 130 Ctrl-C, 141 a reader of the output that went away.
+    """
     try:
+        try:
+            return _run(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            sys.stdout.flush()      # here, where an error of it can be met
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())      # for what Python still flushes at its end
+        return 141
+
+
+def _run(arguments: list[str]) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    try:
+        isa = getattr(options, "isa", None)
+        if isa and isa not in (attnc.isa(), os.environ.get("ATTNC_ISA")):
+            return _with_isa(isa, arguments)
         return options.run(options)
+    except BrokenPipeError:
+        raise
     except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
         print(visible_lines(str(error)) or type(error).__name__, file=sys.stderr)
         return 2
@@ -93,6 +119,21 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+def _with_isa(isa: str, arguments: list[str]) -> int:
+    """The same command in another process: kernels are chosen once, at import."""
+    available = attnc.show_config()["available"]
+    if isa not in available:
+        raise ValueError(f"instruction set {isa!r} cannot run here; there are {', '.join(available)}")
+    sys.stdout.flush()
+    command = runner.child(f"from attnc.__main__ import main; sys.exit(main({arguments!r}))")
+    process = subprocess.Popen(command, env=os.environ | {"ATTNC_ISA": isa})
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:       # the terminal sends it to the child too, which says so and ends
+            continue
 
 
 def _info(options) -> int:

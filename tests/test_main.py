@@ -1,6 +1,10 @@
 """The command line: what it prints, its exit status, and that a wrong function does not pass."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -144,7 +148,7 @@ def test_a_bad_request_is_status_2_and_says_why(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["bench", "--rounds", "0"], ["bench", "--threads", "-1"], ["fly"]])
+@pytest.mark.parametrize("arguments", [["bench", "--rounds", "0"], ["bench", "--threads", "-1"], ["fly"]])
 def test_a_wrong_command_line_is_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
@@ -156,5 +160,52 @@ def test_another_instruction_set_takes_another_process(capfd):
     if available:
         assert main(["check", "--isa", available[0]]) == 0
         assert f"instruction set {available[0]}," in capfd.readouterr().out
-    assert main(["check", "--isa", "abacus"]) != 0
-    assert "abacus" in capfd.readouterr().err
+
+
+def test_an_instruction_set_that_is_not_there(capfd):
+    for command in ("check", "bench"):
+        assert main([command, "--isa", "abacus"]) == 2
+        out, err = capfd.readouterr()
+        assert out == "" and err.startswith("instruction set 'abacus' cannot run here; there are ") and "base" in err
+
+
+def test_no_command_shows_the_help(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: python -m attnc")
+    assert all(f"    {name} " in text for name in ("info", "check", "bench", "view"))
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0 and capsys.readouterr().out == f"attnc {attnc.__version__}\n"
+
+
+def started(*python, **options):
+    return subprocess.Popen([sys.executable, "-W", "error", *python], text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, **options)
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["info"], ["--help"], ["--version"], []], ids=" ".join)
+def test_a_reader_that_goes_away(arguments):
+    """As with ``| head``: no traceback, whether the output was written before or not."""
+    with started("-m", "attnc", *arguments) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) in ((0, 141) if arguments in ([], ["--help"]) else (141,))      # argparse ignores it
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["bench", "--tiny", "--peers", ""]], ids=" ".join)
+@pytest.mark.parametrize("where", [[], ["--isa", "base"]], ids=["here", "child"])
+def test_ctrl_c_is_no_traceback(arguments, where):
+    code = f"""
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)     # a shell's background jobs inherit it ignored
+from attnc.__main__ import main
+sys.exit(main({[*arguments, *where]!r}))
+"""
+    with started("-c", code, start_new_session=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
+        process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130 and process.stderr.read() == "stopped\n"

@@ -116,3 +116,17 @@ def test_every_make_command_that_it_names_exists():
     targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
     named = set(re.findall(r"(?:^    |`|: )make ([a-z-]+)", TEXT, re.MULTILINE))
     assert {"run", "test", "wheel", "bench", "bench-readme"} <= named <= targets
+
+
+def test_make_says_what_it_does_before_what_is_silent():
+    """Each recipe with a command that shows nothing for long begins that part with a line for the reader."""
+    slow = re.compile(r"\$\(PIP\) install|-m (venv|ruff|mypy|mypy\.stubtest|build|auditwheel)( |$)")
+    said, checked = False, 0
+    for line in MAKEFILE.splitlines():
+        said &= line.startswith("\t")       # of this recipe
+        if line.startswith("\t$(SAY) "):
+            said = True
+        elif line.startswith("\t") and slow.search(line):
+            assert said, line
+            said, checked = False, checked + 1
+    assert checked >= 9
