@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +23,17 @@ class Norms(NamedTuple):
         return np.where(self.inverse > 0, np.exp(sinks[:, None] - self.top) * self.inverse, np.nan)
 
 
-def norms(a: Any, lse: np.ndarray) -> Norms | None:
-    """The norms of the rows whose `lse` is large and belongs to exactly the keys of `a`; None without a large one."""
+def norms(a: Any, lse: np.ndarray, sinks: np.ndarray | None = None) -> Norms | None:
+    """The norms of the rows whose `lse` is large and belongs to exactly the keys of `a`; None without a large one.
+
+    `sinks` are given apart where the arguments `a` are those of the gradients, which have none.
+    """
     with np.errstate(all="ignore"):
         if not ((np.abs(lse) > FAR) & (lse != -np.inf)).any():
             return None
+        if sinks is not None:
+            a = copy.copy(a)
+            a.sinks = sinks
         rows = (*a.batch, a.q_heads, a.q_len)
         stored, own = np.empty((*rows, 2), np.float64), np.empty(rows, a.acc)
         unit = _call.statistics(_call.ROW_STATISTICS, a, (stored, *[None] * 6, 0, None), None, lse=own)

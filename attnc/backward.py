@@ -76,7 +76,7 @@ q_lengths, kv_lengths, layout, num_threads
     found = {name: _empty(b, name) for name in b.want if name in ("query", "key", "value")}
     if "bias" in b.want:
         found["bias"] = np.zeros(a.bias.shape, np.float64 if shares_bias(a) else a.acc)
-    known = norms(b.forward_args(), b.lse)
+    known = norms(b.args, b.lse, b.sinks)
     _call.run_backward(b, None if known is None else known.stored, delta, **found)
     for name in found.keys() & {"query", "key", "value"}:
         given = getattr(a, name)

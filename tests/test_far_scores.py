@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from checking import DTYPES, dtype_of
+from checking import DTYPES, assert_same_bits, dtype_of
 
 import attnc
 from attnc import reference
@@ -148,6 +148,7 @@ def test_a_scale_that_overflows(api, sink, sign, size, dtype):
         value[0, 7], value[0, 9] = 1, 3
         want = ("weights", "lse", "scores", "entropy", "max", "argmax")
         got = api.attention(query, key, value, scale=sign * scale, want=want, **sinks)
+        assert_same_bits(api.attention(query, key, value, scale=sign * scale, **sinks), got.output)
         drowned = lse < 0 and sink == 0.5
         assert (got.scores == lse).all() and (got.lse == (sink if drowned else lse)).all()
         assert (got.weights[..., [7, 9]] == (0 if drowned else 0.5)).all()
@@ -205,6 +206,32 @@ def test_gradients(api, size, dtype, seed):
         if sink is not None:
             np.testing.assert_allclose(got.sinks, -alone * (g @ output).sum(), rtol=0, atol=bound * 100 * len(g),
                                        err_msg=where)
+
+
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd", "one head"])
+def test_gradients_where_some_rows_are_far(api, layout, seed):
+    """What a row adds to all its scores changes no gradient; near, empty and padded rows beside far ones."""
+    random, (batch, heads) = np.random.default_rng(seed), ((), 1) if layout == "one head" else ((2,), 4)
+    lead = () if layout == "one head" else (2, heads)
+    query, key = np.zeros((*lead, 9, 6), np.float32), np.zeros((*lead, 80, 6), np.float32)
+    value, grad = (random.standard_normal((*lead, n, 5)).astype(np.float32) for n in (80, 9))
+    bias = np.where(random.random((*lead, 9, 80)) < 0.5, 0, -np.inf).astype(np.float32)
+    bias[..., 4, :] = -np.inf
+    far = np.float32([0, -1e9, 3e38, 5, 0, -2e3, 1e15, 0, -3e38])[:, None]
+    options = dict(q_lengths=[7, 9], kv_lengths=[80, 33]) if batch else {}
+    if layout == "bnhd":
+        query, key, value, grad = (x.swapaxes(-2, -3) for x in (query, key, value, grad))
+        options["layout"] = layout
+    found = []
+    for shift in (far, 0 * far):
+        shifted, sinks = bias + shift, np.full(heads, -3.4e38)
+        result = api.attention(query, key, value, bias=shifted, sinks=sinks, want="lse", **options)
+        want = ("query", "key", "value", "bias", "sinks")
+        found.append(api.attention_backward(grad, query, key, value, result.output, result.lse, bias=shifted,
+                                            sinks=sinks, want=want, **options))
+    for name, wanted in vars(found[1]).items():
+        np.testing.assert_allclose(getattr(found[0], name), wanted, rtol=0, atol=2e-5, err_msg=name)
+    assert found[1].value.any() and found[1].bias.any()
 
 
 def test_a_chunk_under_a_far_lse(isa, seed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 
@@ -39,12 +38,6 @@ class BackwardArgs:
         """A gradient of query, key or value in the axes of what the caller gave."""
         a = self.args
         return gradient[0] if a.two_d else gradient.swapaxes(-2, -3) if a.layout == "bnhd" else gradient
-
-    def forward_args(self) -> Args:
-        """Arguments of the forward pass: those of `args`, with the sinks."""
-        a = copy.copy(self.args)
-        a.sinks = self.sinks
-        return a
 
     def of_sinks(self, delta: np.ndarray, known: np.ndarray | None) -> np.ndarray:
         """Gradient of the sinks: the share of each sink times -delta, over all rows; summed in float64 at least.
