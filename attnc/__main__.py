@@ -49,7 +49,8 @@ def _parser() -> argparse.ArgumentParser:
 
     view = commands.add_parser("view", help="look at the attention weights in a file", description=(
         "Show a map of attention weights and the largest weights of a row. FILE holds arrays by name: weights; or "
-        "query and key, with any option of attnc.AttentionWeights; and tokens, if there are any."))
+        "query and key, with any option of attnc.AttentionWeights (window as two integers, -1 for None); and tokens, "
+        "if there are any."))
     view.add_argument("file", metavar="FILE.npz", type=Path)
     view.add_argument("--head", metavar="H", type=_place, help="head, or layer,head; otherwise the mean over all")
     view.add_argument("--row", metavar="N", type=int, help="row whose largest weights are listed")

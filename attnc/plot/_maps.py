@@ -211,7 +211,11 @@ def heads(weights, *, mask=None, order=None, most=None, bins=None, reduce="mean"
     columns = min(integer("columns", columns, 1, _style.MOST), len(shown))
     lines = -(-len(shown) // columns)
     side, size = (1.6, 8) if columns <= 6 else (1.1, 6.5)       # of a map in inches, of its title in points
-    above = (1.35 * size * (2 if order else 1) + 4) / 72 / side
+    title = (1.35 * size * (2 if order else 1) + 4) / 72
+    if figure is not None:      # of any size: titles stay as narrow as their maps
+        side = _side(figure, columns, lines, title)
+        size = min(size, 72 * side / (0.6 * max(len("L00 H00"), len(texts[0]))))
+    above = title / side
     maps = source.map(bins, check_reduce(reduce))
     scale, words = _style.norm(norm, np.nanmax(maps, initial=0))
     from matplotlib.image import AxesImage
@@ -240,6 +244,12 @@ def heads(weights, *, mask=None, order=None, most=None, bins=None, reduce="mean"
     shrink = min(1, 6 / figure.get_figheight()) if made else 1     # as high as six inches beside many maps
     _style.bar(figure, image, ax, norm, words, size=8, aspect=35, pad=0.01, shrink=shrink, anchor=(0, 1))
     return figure
+
+
+def _side(figure, columns, lines, title) -> float:
+    """The inches of a map in a figure of this size, beside labels and the colour bar, below `title` inches of title."""
+    width, height = figure.bbox.size / figure.dpi
+    return max(min((width - 1.2) / columns, (height - 0.5) / lines - title) / (1 + GAP), 0.1)
 
 
 def _columns(count) -> int:

@@ -293,7 +293,7 @@ def test_a_causal_map_has_colours_up_to_a_percentile(show, seed):
     assert tab.locator("#ticks span").last.inner_text() == "1"
 
 
-@pytest.mark.parametrize("width", [390, 1300])
+@pytest.mark.parametrize("width", [390, 800, 1090, 1300])
 def test_labels_of_32_by_32_heads_do_not_collide(show, width):
     tab = show(attnc.explorer(np.full((32, 32, 4, 4), 0.25)), width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
