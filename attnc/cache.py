@@ -20,6 +20,7 @@ from ._lock import Locked
 from .attention import attend
 from .results import AttentionResult
 
+_QUANTIZED = 1 << 20  # entries that become int8 at a time, in milliseconds
 _ALIGNMENT = 64  # a vector that crosses a line of memory is read as two: 10 % of the speed of decoding
 
 
@@ -326,6 +327,11 @@ def _slots(start: int, count: int, capacity: int):
 
 def _quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows as int8 and their factors."""
+    tokens = x.shape[2]
+    if x.size > _QUANTIZED and tokens > 1:  # in parts, between which Python lets signal handlers run
+        step = max(_QUANTIZED * tokens // x.size, 1)
+        rows, scales = zip(*[_quantized(x[:, :, i:i + step]) for i in range(0, tokens, step)], strict=True)
+        return np.concatenate(rows, axis=2), np.concatenate(scales, axis=2)
     x = x.astype(np.float32, copy=False)
     scales = np.abs(x).max(-1, initial=0) / np.float32(127)
     rows = np.rint(x / np.where(scales == 0, 1, scales)[..., None])
