@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+OPEN = Path("/dev"), Path("/dev/fd")        # names of open files, which another file cannot replace
+
 
 @contextmanager
 def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -17,21 +19,21 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     The place is in a new folder beside the target that only this user may enter, so that no one can plant a link
     there and the mode of a new file is the umask's. A target that is a link is written through, one that exists keeps
-    its mode, and one that is no regular file (a pipe, a device) is written directly.
+    its mode, and one that is no regular file (a pipe, a device, an open file such as /dev/stdout) is written directly.
 
     Yields
     ------
     pathlib.Path
     """
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if (path.exists() and not path.is_file()) or path.parent in OPEN or path.is_relative_to("/proc"):
+        yield path
+        return
     target = Path(os.path.realpath(path))
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-    if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if target.exists() and not target.is_file():
-        yield target
-        return
     try:
         folder = tempfile.TemporaryDirectory(prefix=".attnc-", dir=target.parent)
     except OSError as error:        # it names the folder, of which the caller knows nothing

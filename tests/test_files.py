@@ -2,6 +2,7 @@
 
 import os
 import stat
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -100,6 +101,19 @@ def test_what_is_no_regular_file_is_written_directly(tmp_path):
         write_text(pipe, "through")
         assert read.result(10) == "through"
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+    write_text("/dev/null", "nowhere")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="a name for the output is not everywhere")
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1"])
+def test_the_output_of_a_process_is_written_to_by_its_name(name, tmp_path, python):
+    code = f"""from attnc._files import write_text
+write_text({name!r}, "by name\\n")"""
+    assert python(code) == "by name"
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+    assert (tmp_path / "out").read_text() == "by name\n"
 
 
 def test_names_as_long_as_they_may_be(tmp_path):
