@@ -181,6 +181,32 @@ def test_compiled(dynamic, grad):
             torch.testing.assert_close(*(torch.autograd.grad(x.sum(), packed) for x in (got, wanted)))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit.trace",
+                            "ignore::torch.jit.TracerWarning")
+def test_traced():
+    with adapter.patch():
+        traced = torch.jit.trace(lambda x: attend(x, x, x), X)
+    other = torch.randn(3, 4, 7, 8)
+    assert "attnc::attention" in str(traced.graph)
+    torch.testing.assert_close(traced(other), attend(other, other, other))
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_entered_in_compiled_code(calls):
+    @adapter.patch()
+    def decorated(x):
+        return attend(x, x, x)
+
+    def within(x):
+        with adapter.patch():
+            return attend(x, x, x)
+
+    for function in (decorated, within):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(function, backend="aot_eager")(X), attend(X, X, X))
+    assert len(calls) == 2
+
+
 def test_compiled_once_for_all_contexts():
     compilations = []
 

@@ -350,6 +350,73 @@ def test_checkpoint(reentrant):
     same(*grads)
 
 
+def test_an_ensemble():
+    layers = [torch.nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64) for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(layers)
+    x = random(2, 5, 8)
+
+    def call(parameters, buffers):
+        return torch.func.functional_call(layers[0], (parameters, buffers), (x, x, x), {"need_weights": False})[0]
+
+    with adapter.patch():
+        found = vmap(call)(parameters, buffers)
+    same(found, torch.stack([layer(x, x, x, need_weights=False)[0] for layer in layers]))
+
+
+@pytest.mark.parametrize("sinks", [None, torch.full((4,), -torch.inf)], ids=["", "sinks"])
+def test_far_scores_in_forward_mode(sinks):
+    """Weights sum to 1, so that values which all grow by 1 move the output by 1; exp(score - lse) would not do it."""
+    query, key, value = (x.float() for x in QKV)
+    query, key = 1e6 * query, key[..., :1, :].expand(key.shape)
+
+    def function(value):
+        return adapter.attention(query, key, value, sinks=sinks)
+
+    tangent = jvp(function, (value,), (torch.ones_like(value),))[1]
+    torch.testing.assert_close(tangent, torch.ones_like(tangent), rtol=0, atol=1e-6)
+
+
+def test_graphs_of_gradients_have_the_operators():
+    from torch.fx.experimental.proxy_tensor import make_fx
+    code = make_fx(grad(loss(sdpa)))(*QKV).code
+    assert "attnc.attention.default" in code and "attnc.attention_backward.default" in code
+
+
+def test_inference_mode():
+    with torch.inference_mode():
+        inputs = [x.clone() for x in QKV]
+        same(vmap(sdpa)(*inputs), theirs(*inputs))
+        same(jvp(sdpa, tuple(inputs), tuple(TANGENTS)), jvp(theirs, tuple(inputs), tuple(TANGENTS)))
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_lists_are_on_the_cpu_whatever_the_default_device(device):
+    options = {"sinks": [0.0, 1.0, 2.0, 3.0], "q_offset": [1, 2], "causal": True}
+    wanted = adapter.attention(*QKV, **options)
+    with torch.device(device):
+        found = vmap(lambda q: adapter.attention(q, *QKV[1:], **options))(QKV[0][None])[0]
+        tangent = jvp(lambda v: adapter.attention(*QKV[:2], v, **options), (QKV[2],), (QKV[2],))[1]
+    same((found, tangent), (wanted, wanted))
+
+
+def test_torch_compile_does_not_enter_the_kernels():
+    """After a graph break it tries every function that is called."""
+    def function(inputs):
+        try:
+            torch._dynamo.graph_break()
+            return torch.ops.attnc.attention.default(*inputs, *arguments({}), False)[0]
+        finally:
+            pass
+
+    def backend(graph, _):
+        raise AssertionError(f"{graph.code} was compiled")
+
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        inputs = [x.clone() for x in QKV]
+        same(torch.compile(function, backend=backend)(inputs), sdpa(*inputs))
+
+
 # What has no derivative
 
 SLOPES = torch.ones(4, dtype=torch.float64)
@@ -367,6 +434,14 @@ def test_what_has_no_derivative_is_named(name, words, transform):
 
     with pytest.raises(ValueError, match=f"{name} {words}, but attnc has no .* for it; pass {name}.detach"):
         transform(function, SLOPES if name == "alibi_slopes" else torch.tensor(0.5, dtype=torch.float64))
+
+
+def test_slopes_have_no_gradient_through_vmap():
+    def each(slopes):
+        return vmap(lambda slopes: adapter.attention(*QKV, alibi_slopes=slopes))(slopes).sum()
+
+    with pytest.raises(ValueError, match="alibi_slopes requires grad, but attnc has no derivative for it"):
+        grad(each)(torch.stack([SLOPES, SLOPES]))
 
 
 def test_slopes_have_no_tangent_within_another():

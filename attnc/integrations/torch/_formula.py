@@ -85,9 +85,9 @@ def _parts(args) -> types.SimpleNamespace:
     numbers = {**{name: getattr(p, name) for name in NUMBERS}, "factor": None, "cap": None, "order": None}
     places = torch.ops.attnc.attention_places(*empty, *of_places.values(), *numbers.values())
 
-    p.scale = next((x for x in (p.factor, p.scale) if x is not None), p.query.shape[-1] ** -0.5 if p.query.shape[-1]
-                   else 0.0)
-    cap = p.cap if p.cap is not None else p.softcap
+    if p.scale is None:
+        p.scale = max(1, p.query.shape[-1]) ** -0.5 if p.factor is None else p.factor
+    cap = p.softcap if p.cap is None else p.cap
     query, key, value = (_kernel_axes(p, x.to(acc)) for x in (query, key, value))
     p.group = query.shape[-3] // key.shape[-3] if key.shape[-3] else 1
     finite_query = query.isfinite().all(-1, keepdim=True)
@@ -114,16 +114,18 @@ def _parts(args) -> types.SimpleNamespace:
         p.within = (torch.arange(p.query.shape[-2], device=p.query.device)
                     < p.q_lengths[..., None, None]).unsqueeze(-1)
     nothing = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
-    if p.sinks is None:
-        lse = torch.logsumexp(scores, -1, keepdim=True)
-    else:
+    row = scores
+    if p.sinks is not None:
         p.sinks = p.sinks.to(acc) if p.sinks.ndim else p.sinks[None].to(acc)
         sink = p.sinks[..., None, None].expand(nothing.shape)
-        lse = torch.logsumexp(torch.cat([scores, sink], -1), -1, keepdim=True)
+        row = torch.cat([scores, sink], -1)
         nothing = sink if p.within is None else torch.where(p.within, sink, -torch.inf)
-    whole = torch.where(some & ~(finite_query & finite_keys.mT | ~p.allowed).all(-1, keepdim=True), torch.nan, 1.0)
-    p.weights = torch.where(p.allowed, torch.exp(scores - lse) * whole, 0)
-    p.lse = torch.where(some, lse * whole, nothing)
+    lse = torch.logsumexp(row, -1, keepdim=True)
+    # not exp(scores - lse): the lse of far scores has no digits for the sum
+    weights = torch.softmax(row, -1)[..., :scores.shape[-1]]
+    intact = torch.where(some & ~(finite_query & finite_keys.mT | ~p.allowed).all(-1, keepdim=True), torch.nan, 1.0)
+    p.weights = torch.where(p.allowed, weights * intact, 0)
+    p.lse = torch.where(some, lse * intact, nothing)
     return p
 
 

@@ -30,11 +30,9 @@ class Interception:
             if self._counts:
                 self._warn_unless_ours(current)
             else:
-                # Ours is made once for each of theirs: torch.compile knows it again. Another of theirs may call the
-                # ours that stood there before, which goes on to where it always did.
-                if current is not self._state.theirs:
-                    self._state = types.SimpleNamespace(theirs=current, purposes=frozenset())
-                    self._ours = self._make(self._state)
+                # A new one: what another library has put there may call the one before, which goes on as it always did.
+                self._state = types.SimpleNamespace(theirs=current, purposes=frozenset())
+                self._ours = self._make(self._state)
                 setattr(self._module, self._name, self._ours)
             self._count(purpose, 1)
 

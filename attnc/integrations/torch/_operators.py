@@ -18,7 +18,7 @@ NUMBERS = {"causal": "bool", "left": "SymInt?", "right": "SymInt?", "offset": "S
 _NUMBER = (int, float, torch.SymInt, torch.SymFloat)
 _AS_ARRAY = {"offset": "q_offset", "factor": "scale", "cap": "softcap"}
 SCHEMA = ", ".join([*(f"Tensor? {name}" for name in ARRAYS), *(f"{kind} {name}" for name, kind in NUMBERS.items())])
-LIBRARY = torch.library.Library("attnc", "DEF")
+LIBRARY = torch.library.Library("attnc", "FRAGMENT")
 
 
 def arguments(options: dict, order=None) -> list:
@@ -34,7 +34,9 @@ def arguments(options: dict, order=None) -> list:
     numbers = [numbers[name] if name in numbers else given.pop(name, None) for name in NUMBERS]
     if given:
         raise TypeError(f"attention has no option {', '.join(given)}")
-    return [*(None if x is None else torch.as_tensor(x) for x in arrays), *numbers]
+    # on the CPU: not on the default device, which may be another
+    return [*(x if x is None or isinstance(x, torch.Tensor) else torch.as_tensor(x, device="cpu") for x in arrays),
+            *numbers]
 
 
 def _options(rest: tuple) -> dict:
