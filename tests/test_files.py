@@ -113,6 +113,7 @@ write_text({name!r}, "by name\\n")"""
     assert python(code) == "by name"
     with (tmp_path / "out").open("w") as out:
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+        assert os.path.samestat(os.stat(tmp_path / "out"), os.fstat(out.fileno()))      # not another file of its name
     assert (tmp_path / "out").read_text() == "by name\n"
 
 
