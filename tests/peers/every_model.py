@@ -11,7 +11,7 @@ import warnings
 
 import torch
 import transformers
-from tiny import VARIANTS, classes, configurations, enlarge, inputs_of, made
+from tiny import classes, configurations, enlarge, inputs_of, made, variants_of
 
 from attnc.integrations.transformers import register
 
@@ -102,7 +102,7 @@ def eager_model(cls) -> tuple:
             reasons.append(f"{type(error).__name__}: {error}")
             continue
         weights = copy.deepcopy(model.state_dict())
-        for variant in VARIANTS:
+        for variant in variants_of(model):
             for large in (True, False):
                 if large:
                     enlarge(model)

@@ -147,6 +147,25 @@ def test_compiled(name):
     np.testing.assert_allclose(got[rows].numpy(), wanted[rows].numpy(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["Mistral", "Bert"])
+def test_compiled_layers_of_a_model(name):
+    """What they are given is the mask as options."""
+    model, (inputs, counts) = model_of(name), inputs_of(name, "left")
+    layers = model.model.layers if name == "Mistral" else model.bert.encoder.layer
+    before = list(layers)
+    torch._dynamo.reset()
+    try:
+        with torch.no_grad():
+            wanted = model(**inputs).logits
+            for place, layer in enumerate(before):
+                layers[place] = torch.compile(layer, backend="aot_eager")
+            got = model(**inputs).logits
+    finally:
+        for place, layer in enumerate(before):
+            layers[place] = layer
+    np.testing.assert_allclose(got[counts].numpy(), wanted[counts].numpy(), rtol=0, atol=1e-5)
+
+
 # ------------------------------------------------------------------- where transformers' eager attention differs
 
 

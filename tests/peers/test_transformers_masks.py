@@ -129,6 +129,14 @@ def eager(rule, padding, **more):
     return rules.eager_mask(2, 9, 9, mask_function=rule, attention_mask=seen, **more)
 
 
+def test_strides_are_those_of_its_memory():
+    found = made(RULES["causal"])
+    assert set(found.stride()) == {0} and found.storage_offset() == 0 and not found.is_contiguous()
+    assert "causal" in found.options and found.contiguous().stride() == (81, 81, 9, 1)
+    with pytest.raises(NotImplementedError, match="strides"):
+        found.as_strided((9,), (0,))
+
+
 def test_memory_read_past_the_mask_is_nan():
     with torch._C.DisableTorchFunctionSubclass():
         assert (made(RULES["causal"]) + 0).isnan().all()

@@ -204,11 +204,16 @@ class Inputs:
         return self.floats(BATCH, length, bins) if self.turned else self.floats(BATCH, bins, length)
 
 
-VARIANTS = [(more, turned) for more in ((), ("pixel_values",), ("-input_ids", "pixel_values"), ("-decoder_input_ids",))
-            for turned in (False, True)]
+def variants_of(model: PreTrainedModel) -> list[tuple]:
+    """What may be added to the inputs that are needed or taken away, and whether sound has its axes turned."""
+    names = inspect.signature(model.forward).parameters.keys()
+    more = [(), *([("pixel_values",), ("-input_ids", "pixel_values")] if "pixel_values" in names else []),
+            *([("-decoder_input_ids",)] if model.config.is_encoder_decoder else [])]
+    return [(each, turned) for each in more
+            for turned in ((False, True) if names & {"input_features", "input_values"} else (False,))]
 
 
-def inputs_of(model: PreTrainedModel, padding: str | None = None, variant=VARIANTS[0]) -> dict:
+def inputs_of(model: PreTrainedModel, padding: str | None = None, variant=((), False)) -> dict:
     """Inputs for what `forward` cannot do without, and for what the variant adds or takes away."""
     more, turned = variant
     parameters = inspect.signature(model.forward).parameters

@@ -35,7 +35,7 @@ def register() -> str:
     ------
     ValueError
         Not here, but where a model is made whose attention classes are in a table of their own by name of
-        implementation (Falcon, GPT-Neo, SAM): its text names the class.
+        implementation (Falcon, GPT-Neo, SAM): the text names them.
 
     Examples
     --------

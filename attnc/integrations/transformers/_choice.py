@@ -31,8 +31,6 @@ def watch() -> None:
 def _look_at(model: PreTrainedModel) -> None:
     cls = type(model)
     tables = [table for each in cls.__mro__ for table in _tables(each.__module__)]
-    for table in tables:
-        table.model = cls.__name__
     made = {type(part) for part in model.modules()}     # none, while it is made
     own = sorted(each.__name__ for table in tables for each in made.intersection(table.values()))
     if own or not (tables or cls._can_set_attn_implementation()):
@@ -47,12 +45,12 @@ class _OwnAttentions(dict):
     def __missing__(self, name):
         if name != NAME:
             raise KeyError(name)
-        raise ValueError(f"{self.model} has attention classes of its own, for {' and '.join(map(repr, self))}, in "
-                         f"place of transformers' interface: it cannot run {NAME!r}")
+        raise ValueError(f"{self['eager'].__name__} is a model's own attention, with classes for "
+                         f"{' and '.join(map(repr, self))} in place of transformers' interface: it cannot be {name!r}")
 
 
 def _tables(module: str) -> list[_OwnAttentions]:
-    """The tables of attention classes in a module, each made one that names the model where it would say KeyError."""
+    """The tables of attention classes in a module, each made one that names its attention in place of a KeyError."""
     found = []
     for name, x in vars(sys.modules.get(module, object)).items():
         if type(x) is dict and "eager" in x and all(isinstance(each, type) for each in x.values()):

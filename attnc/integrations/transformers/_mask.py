@@ -17,8 +17,9 @@ _WINDOW_BOTH_SIDES = masking_utils.sliding_window_bidirectional_overlay(1).__cod
 _CHUNKED = masking_utils.chunked_overlay(1, None).__code__
 _PACKED = masking_utils.packed_sequence_mask_function(None).__code__
 _REMAPPED = masking_utils.remap_positions_for_packed_sequence(None, None).__code__
-# Asking for these does not turn a mask into numbers.
+# Asking for these does not turn a mask into numbers. torch.compile compares the strides with those of the memory.
 _SHAPE = {torch.Tensor.dim, torch.Tensor.size, torch.Tensor.__len__, torch.Tensor.numel, torch.Tensor.is_floating_point,
+          torch.Tensor.stride, torch.Tensor.storage_offset, torch.Tensor.is_contiguous,
           *(getattr(torch.Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "requires_grad"))}
 
 
@@ -42,6 +43,8 @@ class Mask(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _SHAPE:
                 return func(*args, **kwargs or {})
+            if func in (torch.as_strided, torch.Tensor.as_strided):
+                raise NotImplementedError("a mask of attnc has no strides to go by; take those of mask.contiguous()")
             return func(*_numbers(args), **_numbers(kwargs or {}))
 
     def numbers(self) -> torch.Tensor:
