@@ -7,7 +7,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 INSTALLED := $(VENV)/installed
-SOURCES := setup.py pyproject.toml $(wildcard src/*.* src/simd/*)
+SOURCES := setup.py pyproject.toml $(shell find src -type f)
 RESULT := benchmarks/results/readme.json
 # Before what is silent for long.
 SAY := @printf '\n== %s\n'
@@ -74,7 +74,7 @@ test-serial: $(VENV)/with-test  ## the whole suite built without OpenMP
 test-parallel: $(VENV)/with-test $(VENV)/with-parallel  ## every test in four Python threads at the same time
 	$(PY) tests/parallel.py
 
-fuzz: $(VENV)/with-test  ## random integers into src/blocks.h for a minute (clang's libFuzzer), random calls of every function
+fuzz: $(VENV)/with-test  ## random integers into src/call/visibility.h for a minute (clang's libFuzzer), random calls of every function
 	mkdir -p build
 	clang -std=gnu11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Isrc \
 	    tests/fuzz_blocks.c -o build/fuzz_blocks

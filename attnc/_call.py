@@ -19,9 +19,9 @@ def run(mode: int, a, **arrays) -> tuple:
     return call(mode, *_operands(a, **arrays), a.num_threads)
 
 
-def run_plain(query, key, value, causal, out, num_threads) -> np.ndarray | None:
+def run_fast(query, key, value, causal, out, num_threads) -> np.ndarray | None:
     """Attention without other options, if the kernels see at once that the unchecked arguments are right."""
-    return _isa.kernels.plain_attention(query, key, value, causal, out, *resolve(num_threads))
+    return _isa.kernels.fast_attention(query, key, value, causal, out, *resolve(num_threads))
 
 
 def statistics(part: int, a, wants: tuple, progress, **arrays) -> float:

@@ -97,7 +97,7 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
     """
     if (mask is key_mask is bias is window is q_offset is scale is softcap is alibi_slopes is sinks is q_segments
             is k_segments is q_lengths is kv_lengths is None and layout is BHND and want is NOTHING):
-        output = _call.run_plain(query, key, value, causal, out, num_threads)
+        output = _call.run_fast(query, key, value, causal, out, num_threads)
         if output is not None:
             return output
     a = attention_args(  # by position: so many keywords would take half a microsecond

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 import numpy as np
 
-from . import _call
+from . import _call, _isa
 from ._checks import VarlenArgs, varlen_args
 from .results import AttentionResult
-
-# GROUP_ROWS, half of a vector, DIRECT_ROWS and few_rows of src/: up to so many rows of a kv head its keys are read in
-# place, by dot products or in strips, or are split.
-# Each path sums in an order of its own, so that a sequence keeps its bits only on the path that it takes alone.
-PATH_ROWS = (6, 8, 16, 64)
 
 
 def attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, *, causal=False, window=None, scale=None,
@@ -78,11 +71,12 @@ def alike(v: VarlenArgs) -> list[list[int]]:
     """Sequences with rows, in groups for one call each: of one path, within a factor of four in rows and in keys, so
     that short ones do not pay for long ones; those with most work first, which balances the threads."""
     group = v.args.q_heads // v.args.kv_heads if v.args.kv_heads else 1
+    code = _call.code(v.args.acc)
     groups: dict[tuple, list[int]] = {}
     q_lengths, kv_lengths = v.q_lengths.tolist(), v.kv_lengths.tolist()
     for i in np.argsort(-v.q_lengths * v.kv_lengths, kind="stable").tolist():
         if q_lengths[i]:
-            path = bisect_left(PATH_ROWS, q_lengths[i] * group)
+            path = _isa.kernels.path_class(code, q_lengths[i] * group)     # a sequence keeps the bits that it has alone
             kind = path, q_lengths[i].bit_length() // 2, kv_lengths[i].bit_length() // 2
             groups.setdefault(kind, []).append(i)
     return list(groups.values())

@@ -1,9 +1,9 @@
-/* fuzz_blocks.c: libFuzzer's target for src/blocks.h: what a row sees by position, against wide integers; `make fuzz`. */
+/* fuzz_blocks.c: libFuzzer's target for src/call/visibility.h: what a row sees by position, against wide integers; `make fuzz`. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "blocks.h"
+#include "call/visibility.h"
 
 typedef __int128 wide;
 

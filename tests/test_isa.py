@@ -145,49 +145,49 @@ def plan(q_heads, kv_heads, q_len, kv_len, head_dim=16, value_dim=None, dtype="f
 def test_few_rows_whole_heads_and_shared_keys(isa):
     """Up to 64 rows of a kv head are one task. More are one task where the heads divide among the threads, or share."""
     few, whole, shared = (plan(8, 2, q_len, 300, num_threads=n) for q_len, n in ((16, 7), (17, 2), (17, 7)))
-    assert not few["shared"] and few["block_q"] >= 64
-    assert not whole["shared"] and whole["block_q"] >= 68
-    assert shared["shared"] and shared["block_q"] < 68
-    assert few["splits"] == whole["splits"] == shared["splits"] == 1
+    assert not few.shared and few.block_q >= 64
+    assert not whole.shared and whole.block_q >= 68
+    assert shared.shared and shared.block_q < 68
+    assert few.splits == whole.splits == shared.splits == 1
 
 
 def test_a_head_is_cut_into_equal_parts(isa):
     """Two threads take half a head each and pack for themselves; rows that see fewer keys than others are shared."""
     halves, causal, short = (plan(1, 1, q_len, 40, num_threads=2, **options) for q_len, options in (
         (1100, {}), (1100, {"causal": True}), (900, {})))
-    assert not halves["shared"] and 550 <= halves["block_q"] <= 555
-    assert causal["shared"] and short["shared"]
-    assert causal["block_q"] == 138                 # 8 tasks of 22 or 23 groups of six
+    assert not halves.shared and 550 <= halves.block_q <= 555
+    assert causal.shared and short.shared
+    assert causal.block_q == 138                 # 8 tasks of 22 or 23 groups of six
 
 
 def test_few_rows_split_many_keys_by_their_number(isa):
     for kv_len in (1, 1000, 5000):
-        assert plan(4, 2, 1, kv_len)["splits"] == plan(4, 2, 1, kv_len, num_threads=2)["splits"]
-    assert plan(4, 2, 1, 1000)["splits"] == 1
-    assert plan(4, 2, 1, 5000)["splits"] > 1
-    assert plan(4, 2, 100, 5000)["splits"] == 1
+        assert plan(4, 2, 1, kv_len).splits == plan(4, 2, 1, kv_len, num_threads=2).splits
+    assert plan(4, 2, 1, 1000).splits == 1
+    assert plan(4, 2, 1, 5000).splits > 1
+    assert plan(4, 2, 100, 5000).splits == 1
 
 
 @pytest.mark.parametrize("q_lens", [(1, 6), (9, 200)])
 def test_blocks_follow_from_depth_and_dtype_alone(isa, q_lens):
     """And from whether rows are few; not from batch or threads, as the bits depend on them: a row keeps its bits."""
     for dtype in ("float32", "float64"):
-        blocks = {plan(heads, heads, q_len, kv_len, 64, dtype=dtype, num_threads=threads)["block_k"]
+        blocks = {plan(heads, heads, q_len, kv_len, 64, dtype=dtype, num_threads=threads).block_k
                   for heads in (1, 3) for q_len in q_lens for kv_len in (3, 700) for threads in (1, 2)}
         assert len(blocks) == 1
-    assert plan(1, 1, 200, 9, 1024)["block_k"] < plan(1, 1, 200, 9, 16)["block_k"]
+    assert plan(1, 1, 200, 9, 1024).block_k < plan(1, 1, 200, 9, 16).block_k
 
 
 def test_weights_are_kept_or_computed_again(isa):
-    assert plan(1, 1, 100, 400, want="weights")["keep"]
-    assert not plan(1, 1, 100, 400)["keep"]
-    assert not plan(1, 1, 100, 30000, want="weights")["keep"]
-    assert plan(1, 1, 100, 400, function=attnc.attention_weights)["keep"]
-    assert not plan(1, 1, 1, 5000, want="weights")["keep"], "few rows whose keys are split take a second pass"
+    assert plan(1, 1, 100, 400, want="weights").kept_scores
+    assert not plan(1, 1, 100, 400).kept_scores
+    assert not plan(1, 1, 100, 30000, want="weights").kept_scores
+    assert plan(1, 1, 100, 400, function=attnc.attention_weights).kept_scores
+    assert not plan(1, 1, 1, 5000, want="weights").kept_scores, "few rows whose keys are split take a second pass"
 
 
 def test_threads_are_those_asked_for(isa):
     for threads in (1, 2, 3, 7):
-        assert plan(8, 8, 100, 100, num_threads=threads)["threads"] == threads
+        assert plan(8, 8, 100, 100, num_threads=threads).threads == threads
     with attnc.threads(2):
-        assert plan(8, 8, 100, 100)["threads"] == 2
+        assert plan(8, 8, 100, 100).threads == 2

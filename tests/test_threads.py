@@ -34,7 +34,7 @@ def arrays(seed):
 def taken(arrays, **options):
     with plans() as plan:
         attnc.attention(*arrays, **options)
-    return plan[-1]["threads"]
+    return plan[-1].threads
 
 
 def test_the_argument_the_context_the_default(arrays):

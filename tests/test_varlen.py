@@ -96,11 +96,11 @@ def test_the_path_of_a_sequence_alone(isa, q_heads, kv_heads, seed):
         for i in range(5):
             rows, keys = slice(*q_bounds[i:i + 2]), slice(*k_bounds[i:i + 2])
             attnc.attention(query[rows], key[keys], key[keys], layout="bnhd")
-    assert [plan["splits"] > 1 for plan in alone] == [n * group <= PATH_ROWS[-1] for n in q_lengths]
+    assert [plan.splits > 1 for plan in alone] == [n * group <= PATH_ROWS[-1] for n in q_lengths]
     groups = alike(varlen_args(query, key, key, q_bounds, k_bounds, alibi_slopes=None, want=()))
     assert sorted(i for group in groups for i in group) == [0, 1, 2, 3, 4] and len(groups) == len(taken)
     for sequences, plan in zip(groups, taken, strict=True):
-        assert {(alone[i]["splits"], alone[i]["block_k"]) for i in sequences} == {(plan["splits"], plan["block_k"])}
+        assert {(alone[i]["splits"], alone[i]["block_k"]) for i in sequences} == {(plan.splits, plan.block_k)}
 
 
 @pytest.mark.parametrize("q_heads, kv_heads, kv_len", [(1, 1, 33), (2, 2, 1100), (6, 2, 40)])

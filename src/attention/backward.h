@@ -1,0 +1,86 @@
+/* backward.h (template over REAL; after attention/gradients.h, attention/forward.h): the loops of the gradients: blocks of rows
+ * against blocks of keys. */
+
+/* Scores of a group, and the products of grad_out and value. Returns 0 if the group sees no key of the block. */
+INLINE int T(gradient_products)(const Params *p, const Gradients *g, Task *t, ix r, ix n, ix block, int want, int capped,
+                                GradientScratch *b) {
+    const ix at = r * p->width * (ix)sizeof(REAL);
+    enum Visibility visibility = T(visibility)(p, t, r, n, block);
+    if (visibility == SKIP) return 0;
+    t->s = (char *)b->weights + at;
+    T(scores_packed)(p, t, r, n, b->keys);
+    if (capped) T(cap_slopes)(p, t, n, b);
+    if (!p->raw_scores || visibility == PARTIAL) T(finish_scores)(p, t, r, n);
+    if (want != WANT_VALUE) {
+        Task products = *t;
+        products.s = (char *)b->scores + at;
+        products.q_rows = b->grad_rows;
+        T(scores_packed)(&g->products, &products, r, n, b->values);
+    }
+    return 1;
+}
+
+/* The algorithm for a block of rows and a block of keys, one line a step. */
+INLINE void T(backward_block)(const Params *p, const Gradients *g, Task *t, ix block, int want, GradientScratch *b, void *d_query) {
+    const int capped = p->softcap != 0 && want != WANT_BIAS;
+    int any_visible = 0;
+    T(load_gradient_rows)(p, g, t, b);
+    T(load_lse)(p, t);
+    for (ix r = 0; r < t->rows; r += GROUP_ROWS) {
+        ix n = least(GROUP_ROWS, t->rows - r);
+        if (T(gradient_products)(p, g, t, r, n, block, want, capped, b)) {
+            any_visible = 1;
+            T(score_gradients)(p, t, r, n, capped, b);
+            if (want & WANT_BIAS) T(add_bias_gradients)(p, g, t, r, n, block, b);
+            if (want & WANT_QUERY) T(add_query_gradients)(p, g, t, r, n, d_query, b);
+        }
+        T(clear_invisible)(p, t, r, n, b);
+        b->part[r / GROUP_ROWS] = (Range){t->column, t->columns};
+    }
+    if (any_visible && want & (WANT_KEY | WANT_VALUE)) T(add_key_gradients)(p, g, t, block, want, b);
+}
+
+INLINE void T(open_gradients)(const Call *call, Task *t, GradientScratch *b) {
+    const Params *p = &call->p;
+    char *scratch = call->scratch + t->thread * p->scratch_bytes + call->gradients->base;
+    carve_gradients(p, call->gradients, call->format, scratch, b);
+}
+
+/* delta of a block of rows. */
+static void T(deltas_task)(Call *call, Task *t) {
+    GradientScratch b;
+    T(open_gradients)(call, t, &b);
+    T(write_deltas)(&call->p, call->gradients, t, &b);
+}
+
+/* The gradients `want` of blocks of rows and blocks of keys of a kv head. */
+static void T(gradients_task)(Call *call, Task *t, ix head, Range rows, Range keys, int want) {
+    const Params *p = &call->p;
+    const Gradients *g = call->gradients;
+    const ix size = p->block_q * g->stride * (ix)sizeof(REAL);
+    GradientScratch b;
+    T(open_gradients)(call, t, &b);
+    if (want & WANT_QUERY) memset(b.d_query, 0, (rows.stop - rows.start) * size);
+    for (ix block = keys.start; block < keys.stop; block++) {
+        int packed = 0;
+        memset(b.d_key, 0, p->width * g->stride * sizeof(REAL));
+        memset(b.d_value, 0, p->width * g->value_stride * sizeof(REAL));
+        for (ix i = rows.start; i < rows.stop; i++) {
+            open_task(p, t, head, i, 0);
+            if (block < t->block_start || block >= t->block_stop) continue;
+            if (!packed) T(pack_gradient_keys)(p, g, t, block, &b);
+            packed = 1;
+            T(backward_block)(p, g, t, block, want, &b, (char *)b.d_query + (i - rows.start) * size);
+            if (p->stop) return;
+            poll(call, t->thread);
+        }
+        if (want & (WANT_KEY | WANT_VALUE)) {
+            open_head(p, t, head);
+            T(write_key_gradients)(p, g, t, block, want, &b);
+        }
+    }
+    for (ix i = rows.start; want & WANT_QUERY && i < rows.stop; i++) {
+        open_task(p, t, head, i, 0);
+        T(write_query_gradients)(p, g, t, (char *)b.d_query + (i - rows.start) * size);
+    }
+}

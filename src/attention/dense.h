@@ -1,0 +1,64 @@
+/* dense.h (template over REAL; after attention/online_softmax.h, attention/row_norms.h): writes dense weights and scores, a block
+ * of keys at a time. */
+
+/* One row's part of a block, times factor, with `fill` at the block's columns outside the part. */
+INLINE void T(store_part)(const Params *p, const Task *t, const Array *a, char *batch, ix r, ix block, const REAL *s, REAL factor,
+                          REAL fill) {
+    ix first = block * p->block_k, n = least(p->block_k, p->kv_len - first), j = 0;
+    char *dst = row_address(t, a, batch, r) + first * a->col;
+    REAL *x = a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && (uintptr_t)dst % sizeof(REAL) == 0 ? (REAL *)dst : (REAL *)t->line;
+    for (; j < t->column; j++) x[j] = fill;
+    if (j + LANES <= t->columns) {             /* one store up to a multiple of the vector size; the others are aligned */
+        V(storeu)(x + j, V(loadu)(s + j) * V(set1)(factor));
+        j += LANES - (ix)((uintptr_t)(x + j) / sizeof(REAL) % LANES);
+    }
+    for (; j + LANES <= t->columns; j += LANES) V(store)(x + j, V(loadu)(s + j) * V(set1)(factor));
+    for (; j < t->columns; j++) x[j] = s[j] * factor;
+    for (; j < n; j++) x[j] = fill;
+    if (x == (REAL *)t->line) T(store_row)(x, n, dst, a->col, a->dtype);
+}
+
+/* Weights of a block from weights relative to the row maximum `then`, when the final one and the sum are known. */
+INLINE void T(store_relative)(const Params *p, Task *t, ix r0, ix n, ix block, const REAL *then, const REAL *now,
+                              const double *inverses) {
+    REAL *factors = P_(alpha);
+    for (ix r = 0; r < n; r += LANES) {
+        VEC a = V(loadu)(then + r), b = V(loadu)(now + r);
+        VEC gap = (VEC)((VINT)(a - b) & ~(a == b));      /* 0 also for -inf - -inf */
+        V(store)(factors + r, V(exp2)(gap * V(set1)((REAL)p->exponent)));
+    }
+    for (ix r = 0; r < n; r++) {
+        REAL inverse = (REAL)inverses[r], factor = factors[r] * inverse;
+        T(store_part)(p, t, &p->weights, t->weights, r0 + r, block, P_(s) + r * p->width, factor, inverse - inverse);
+    }
+}
+
+/* Kept weights of a group and block. */
+STEP void T(store_kept)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    T(store_relative)(p, t, r0, n, block, P_(block_max) + block * p->block_q + r0, P_(row_max) + r0, t->row_sum + r0);
+}
+
+/* Weights that were not kept: the running maximum is followed a second time, for the same bits. */
+STEP void T(store_again)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    if (t->column < t->columns) T(online_softmax)(p, t, r0, n, block);
+    T(store_relative)(p, t, r0, n, block, P_(row_max) + r0, P_(final_max) + r0, t->inverse + r0);
+}
+
+/* Weights of a block under a given lse. */
+STEP void T(store_under_lse)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    const VEC c = V(set1)((REAL)p->exponent);
+    const ix column = t->column, columns = t->columns;
+    for (ix r = r0; r < r0 + n; r++) {
+        REAL *s = P_(s) + (r - r0) * p->width, lse = P_(final_max)[r];
+        t->columns = lse == -INFINITY ? column : columns;          /* a row without keys: zeros, whatever its scores */
+        for (ix j = t->from; column < t->columns && j < t->to; j += LANES)
+            V(store)(s + j, V(exp2_any)((V(load)(s + j) - V(set1)(lse)) * c));
+        T(store_part)(p, t, &p->weights, t->weights, r, block, s, (REAL)t->inverse[r], (REAL)(t->inverse[r] - t->inverse[r]));
+    }
+    t->columns = columns;
+}
+
+STEP void T(store_scores)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    for (ix r = r0; r < r0 + n; r++)
+        T(store_part)(p, t, &p->scores, t->scores, r, block, P_(s) + (r - r0) * p->width, (REAL)p->unit, -INFINITY);
+}

@@ -1,0 +1,60 @@
+/* finish_scores.h (template over REAL; after attention/mask.h): from products to the scores that enter the softmax: scale,
+ * softcap, bias and alibi in this order, then the selection of allowed keys. */
+
+/* Alibi: -slope times the distance, which is exact before it is rounded to REAL. */
+static void T(add_alibi)(const Params *p, const Task *t, ix r, REAL *s) {
+    REAL slope;
+    ix position = saturating_add(t->row[r].position, t->lengths.offset);
+    memcpy(&slope, address(&p->slopes, &p->batch, t->batch, t->row[r].head), sizeof slope);
+    for (ix j = t->column; j < t->columns; j++)
+        s[j] += -slope * (REAL)fabs((double)position - (double)(t->first_key + j));
+}
+
+/* The scores of a row in one pass, and their lanewise maximum. With `finish`: scale, softcap and bias (b, from column lo).
+ * With `select`: keys that are not allowed become -inf, whatever their product. */
+INLINE VEC T(finish_row)(const int finish, const int select, const Params *p, const Task *t, ix lo, ix hi,
+                         const uint8_t *allow, const REAL *b, REAL *s) {
+    const VEC never = V(set1)(-INFINITY), scale = V(set1)((REAL)p->scale), cap = V(set1)((REAL)p->softcap);
+    VEC peak = never;
+    for (ix j = t->from; j < t->to; j += LANES) {
+        const int whole = j >= lo && j + LANES <= hi;
+        ix skip = 0, stop = LANES;
+        if (!whole) skip = least(most(lo - j, 0), LANES), stop = least(most(hi - j, 0), LANES);
+        VEC x = V(load)(s + j);
+        if (finish) x *= scale;
+        if (finish && p->softcap > 0) x = cap * V(tanh)(x / cap);
+        if (finish && b) {
+            VEC y;
+            if (whole) y = V(loadu)(b + j - lo);
+            else {
+                REAL edge[LANES] = {0};
+                for (ix i = skip; i < stop; i++) edge[i] = b[j + i - lo];
+                y = V(loadu)(edge);
+            }
+            x = V(unless_equal)(x + y, y, never);
+        }
+        if (select && t->choose) x = V(keep_bytes)(x, allow + j, never);
+        else if (select && !whole) x = V(keep_bits)(x, ((1u << stop) - 1) & ~((1u << skip) - 1), never);
+        peak = V(max)(x, peak);
+        V(store)(s + j, x);
+    }
+    return peak;
+}
+
+STEP void T(finish_scores)(const Params *p, Task *t, ix r0, ix n) {
+    for (ix r = r0; r < r0 + n; r++) {
+        REAL *s = P_(s) + (r - r0) * p->width;
+        const REAL *b = p->bias.data ? t->bias_row[r - r0] : NULL;
+        const uint8_t *allow = t->allow + (r - r0) * p->width;
+        ix lo = most(t->row[r].start - t->first_key, t->column), hi = least(t->row[r].stop - t->first_key, t->columns);
+        VEC peak;
+        if (p->raw_scores) peak = T(finish_row)(0, 1, p, t, lo, hi, allow, NULL, s);
+        else if (!p->slopes.data) peak = T(finish_row)(1, 1, p, t, lo, hi, allow, b, s);
+        else {
+            T(finish_row)(1, 0, p, t, lo, hi, allow, b, s);
+            T(add_alibi)(p, t, r, s);
+            peak = T(finish_row)(0, 1, p, t, lo, hi, allow, NULL, s);
+        }
+        V(store)(P_(peaks) + (r - r0) * LANES, peak);
+    }
+}

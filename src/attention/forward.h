@@ -1,0 +1,238 @@
+/* forward.h (template over REAL; after attention/queries.h, attention/scores.h, attention/finish_scores.h, attention/values.h,
+ * attention/in_place.h, attention/in_place_pairs.h, gemm/pack_pairs.h, attention/epilogue.h, attention/dense.h,
+ * attention/splits.h, attention/weighted_sum.h, attention/fused.h, attention/row_statistics.h, attention/key_statistics.h): the
+ * loops of a task: blocks of keys, and groups of rows in a block. */
+
+/* Steps that multiply have a second version, for pairs of bfloat16. */
+#if PAIR_PRODUCTS
+#define STEP_OF(step) (p->pairs ? T(step##_pairs) : T(step))
+#else
+#define STEP_OF(step) T(step)
+#endif
+
+/* The keys and values of a block: shared ones are packed already, a task's own are packed now. */
+INLINE Packed T(packed_block)(Call *call, Task *t, ix block) {
+    const Params *p = &call->p;
+    ix head = t->batch * p->kv_heads + t->kv_head - call->first_head;
+    if (p->shared) return packed_at(p, call->format, call->packed + (head * p->k_blocks + block) * p->pack_bytes);
+    if (p->unfused == PACKED) STEP_OF(pack)(p, t, block, t->packed);
+    return t->packed;
+}
+
+/* Finished and masked scores of a group and block. */
+STEP void T(scores)(const Params *p, Task *t, ix r, ix n, ix block, Packed kv, enum Visibility visibility) {
+    if (p->unfused == PACKED) STEP_OF(scores_packed)(p, t, r, n, kv);
+    else STEP_OF(scores_in_place)(p, t, n, block);
+    if (!p->raw_scores || visibility == PARTIAL) T(finish_scores)(p, t, r, n);
+}
+
+/* A block that all tasks of a kv head share. */
+static void T(pack_task)(Call *call, Task *t, ix block, Packed kv) {
+    const Params *p = &call->p;
+    if (block * p->block_k < t->lengths.kv_length) STEP_OF(pack)(p, t, block, kv);
+}
+
+/* ------------------------------------------------------------------------------------------------------ kept scores */
+
+/* Scores that stay until the row sums are known have a part of scratch for each group and block; a single block needs one
+ * part for all groups in turn. */
+INLINE ix T(kept_part)(const Params *p, ix r, ix block) { return p->k_blocks > 1 ? r / p->group_rows * p->k_blocks + block : 0; }
+
+INLINE void T(open_kept)(const Params *p, Task *t, char *kept, ix part) {
+    t->s = kept + part * p->group_rows * p->width * (ix)sizeof(REAL);
+}
+
+/* Dense weights of a group from the kept ones; blocks that were not visited are zeros. */
+INLINE void T(write_kept)(const Params *p, Task *t, ix r, ix n, char *kept) {
+    for (ix block = 0; block < p->k_blocks; block++) {
+        ix part = T(kept_part)(p, r, block);
+        int visited = t->block_start <= block && block < t->block_stop;
+        T(open_kept)(p, t, kept, part);
+        t->column = visited ? t->kept_part[part].start : 0;
+        t->columns = visited ? t->kept_part[part].stop : 0;
+        T(store_kept)(p, t, r, n, block);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- attention */
+
+/* The algorithm for up to six rows and one block of keys, one line a step. */
+INLINE void T(attend_group)(const Params *p, Task *t, ix r, ix n, ix block, Packed kv, char *kept) {
+    if (p->mode == WEIGHTED_SUM) {
+        T(weighted_sum)(p, t, r, n, block, kv);
+        return;
+    }
+    enum Visibility visibility = T(visibility)(p, t, r, n, block);
+    if (p->kept_scores) {
+        ix part = T(kept_part)(p, r, block);
+        T(open_kept)(p, t, kept, part);
+        t->kept_part[part] = (Range){t->column, t->columns};
+    }
+    if (visibility == SKIP) return;
+    T(scores)(p, t, r, n, block, kv, visibility);
+    if (p->row_request.any) T(add_scores_to_statistics)(p, t, r, n, block);
+    STEP_OF(online_softmax)(p, t, r, n, block);
+    if (p->row_request.any) T(add_weights_to_statistics)(p, t, r, n, block);
+    if (!p->value_dim) return;
+    if (p->unfused == PACKED) STEP_OF(values_packed)(p, t, r, n, block, kv);
+    else STEP_OF(values_in_place)(p, t, n, block);
+}
+
+/* Write what is wanted of rows that have seen all their keys. */
+STEP void T(close_group)(Call *call, Task *t, ix r, ix n, char *kept) {
+    const Params *p = &call->p;
+    if (p->mode == WEIGHTED_SUM)                              /* given weights are not normalised */
+        for (ix k = r; k < r + n; k++) t->row_sum[k] = 1;
+    for (ix k = r; p->row_request.any && k < r + n; k++) {      /* sorting a million keys of a row takes a third of a second */
+        if (p->stop) return;
+        T(write_row_statistics)(p, t, k, 1);
+        poll(call, t->thread);
+    }
+    T(write_rows)(p, t, r, n);
+    if (p->kept_scores) T(write_kept)(p, t, r, n, kept);
+}
+
+INLINE void T(close_groups)(Call *call, Task *t, char *kept) {
+    const ix rows = call->p.group_rows;
+    for (ix r = 0; r < t->rows; r += rows) T(close_group)(call, t, r, least(rows, t->rows - r), kept);
+}
+
+/* The task's rows against its blocks of keys; a group is closed as soon as it has seen its last block. */
+STEP void T(attend_blocks)(Call *call, Task *t) {
+    const Params *p = &call->p;
+    char *kept = t->s;
+    if (p->path == FUSED && T(attend_fused)(p, t)) return;
+    T(begin)(p, t);
+    if (p->row_request.any) T(begin_row_statistics)(p, t);
+    for (ix block = t->block_start; block < t->block_stop; block++) {
+        if (p->stop) return;
+        Packed kv = T(packed_block)(call, t, block);
+        int last = block == t->block_stop - 1;
+        for (ix r = 0; r < t->rows; r += p->group_rows) {
+            ix n = least(p->group_rows, t->rows - r);
+            T(attend_group)(p, t, r, n, block, kv, kept);
+            if (last && p->splits == 1) T(close_group)(call, t, r, n, kept);
+        }
+        if (!last) poll(call, t->thread);
+    }
+    if (t->block_start >= t->block_stop && p->splits == 1) T(close_groups)(call, t, kept);      /* rows that see no key */
+}
+
+/* Row maxima and sums, where a second pass is to compute the weights again. */
+INLINE void T(close_task)(Call *call, Task *t) {
+    const Params *p = &call->p;
+    if (p->mode == ATTEND && p->weights.data && !p->kept_scores && !p->stop) T(save_row_norms)(p, t, call->row_norms);
+}
+
+/* A query block against all its keys. */
+static void T(attend_task)(Call *call, Task *t) {
+    T(attend_blocks)(call, t);
+    T(close_task)(call, t);
+}
+
+/* Few rows against one split of the keys: a state to be merged. */
+static void T(split_task)(Call *call, Task *t, char *state) {
+    T(attend_blocks)(call, t);
+    T(save_state)(&call->p, t, state);
+}
+
+/* Merge the states first .. last of a kv head in key order; between rounds of splits the sum so far waits in its first state. */
+static void T(merge_task)(Call *call, Task *t, char *states, ix first, ix last, int done) {
+    const Params *p = &call->p;
+    const ix size = p->rows * p->state_bytes;
+    T(begin)(p, t);
+    for (ix k = first; k <= last; k++) T(merge_state)(p, t, states + k * size);
+    if (!done) {
+        T(save_state)(p, t, states);
+        return;
+    }
+    T(close_groups)(call, t, NULL);
+    T(close_task)(call, t);
+}
+
+/* ------------------------------------------------------------------------------------------- dense scores and weights */
+
+/* Every place of the task's rows in one split, block by block, to the array of scores, or of weights. */
+static void T(dense_task)(Call *call, Task *t, ix split, int weights) {
+    const Params *p = &call->p;
+    const int under_lse = p->mode == WEIGHTS_UNDER_LSE;
+    T(begin)(p, t);
+    if (p->key_request.norm || p->key_request.given) T(load_given_norms)(p, t);
+    else if (under_lse) T(load_lse)(p, t);
+    else if (weights) T(load_row_norms)(p, t, call->row_norms);
+    for (ix block = split * p->split_k; block < least(p->k_blocks, (split + 1) * p->split_k); block++) {
+        Packed kv = {0};
+        if (p->stop) return;
+        if (t->block_start <= block && block < t->block_stop) kv = T(packed_block)(call, t, block);
+        for (ix r = 0; r < t->rows; r += p->group_rows) {
+            ix n = least(p->group_rows, t->rows - r);
+            enum Visibility visibility = T(visibility)(p, t, r, n, block);
+            if (visibility != SKIP) T(scores)(p, t, r, n, block, kv, visibility);
+            if (under_lse) T(store_under_lse)(p, t, r, n, block);
+            else if (weights) T(store_again)(p, t, r, n, block);
+            else T(store_scores)(p, t, r, n, block);
+        }
+        poll(call, t->thread);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ statistics of keys */
+
+/* The parts of the map of a query head of this round. */
+INLINE double *T(bins_of)(const Call *call, ix head, ix member) {
+    const KeyRequest *k = &call->p.key_request;
+    return call->bins + (head * call->p.group + member) * k->row_bins * k->slot_start[call->chunks];
+}
+
+/* A block of keys against all rows of a query head, in their order. */
+INLINE void T(key_statistics_of_head)(Call *call, Task *t, ix block, ix head) {
+    const Params *p = &call->p;
+    const KeyRequest *k = &p->key_request;
+    T(begin_key_statistics)(p, t);
+    t->stats.row_bin = -1;
+    for (ix first = 0; first < k->walk; first += p->block_q) {
+        if (p->stop) return;
+        if (!open_walk(p, t, head, first, block)) continue;
+        T(begin)(p, t);
+        T(load_given_norms)(p, t);
+        for (ix r = 0; r < t->rows; r += GROUP_ROWS) {
+            ix n = least(GROUP_ROWS, t->rows - r);
+            enum Visibility visibility = T(visibility)(p, t, r, n, block);
+            if (visibility == SKIP) continue;
+            T(scores)(p, t, r, n, block, t->packed, visibility);
+            T(add_key_statistics)(p, t, r, n, block);
+        }
+        poll(call, t->thread);
+    }
+    if (k->map) T(close_bin)(p, t, block);
+    T(write_key_statistics)(p, t, head, block);
+}
+
+/* One chunk of the keys of a kv head, against all rows of its query heads. */
+static void T(key_statistics_task)(Call *call, Task *t, ix head, ix chunk) {
+    const Params *p = &call->p;
+    const KeyRequest *k = &p->key_request;
+    open_head(p, t, call->first_head + head);
+    open_arrays(p, t);
+    for (ix block = chunk * call->chunk; block < least(p->k_blocks, (chunk + 1) * call->chunk); block++) {
+        if (block * p->block_k < t->lengths.kv_length) STEP_OF(pack)(p, t, block, t->packed);
+        for (ix member = 0; member < p->group; member++) {
+            if (k->map) {
+                t->stats.slots = k->slot_start[chunk + 1] - k->slot_start[chunk];
+                t->stats.bins = T(bins_of)(call, head, member) + k->slot_start[chunk] * k->row_bins;
+                if (block == chunk * call->chunk) memset(t->stats.bins, 0, k->row_bins * t->stats.slots * sizeof(double));
+            }
+            T(key_statistics_of_head)(call, t, block, t->kv_head * p->group + member);
+        }
+    }
+}
+
+/* The maps of the query heads of a kv head, from the parts of its chunks. */
+static void T(maps_task)(Call *call, Task *t, ix head) {
+    const Params *p = &call->p;
+    for (ix member = 0; member < p->group; member++)
+        for (ix bin = 0; bin < p->key_request.row_bins && !p->stop; bin++) {
+            T(merge_bins)(p, t, T(bins_of)(call, head, member), call->chunks, (call->first_head + head) * p->group + member, bin);
+            poll(call, t->thread);
+        }
+}

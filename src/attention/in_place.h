@@ -1,0 +1,284 @@
+/* in_place.h (template over REAL; after gemm/rank1.h, gemm/strip.h, attention/values.h): scores and weighted sum of so few
+ * rows that packing a key would cost more than using it.
+ *
+ * Keys and values are read in place, once, and widened in registers: the call is bound by that reading. A score is a dot
+ * product along the lanes, LANES of which are summed across by one tree; rows that fill vectors take strips instead. */
+
+#define DOT_KEYS (TILE_VECTORS < LANES ? TILE_VECTORS : LANES)     /* 6 rows times this many sums are in registers */
+
+/* The dtype whose vectors can be loaded in place from rows of n elements; NATIVE, for copies, where there is none. */
+static int T(in_place_dtype)(const Array *a, ix n, int *copied) {
+    *copied = !T(loads)(a->dtype) || a->col != T(element_size)(a->dtype) || n % LANES != 0;
+    return *copied ? NATIVE : a->dtype;
+}
+
+/* One call for each dtype that has vectors. */
+#if REAL_BITS == 32
+#define DTYPE_CASES(call) switch (dtype) { case F16: call(F16); break; case BF16: call(BF16); break; \
+                                                  case I8: call(I8); break; default: call(F32); }
+#else
+#define DTYPE_CASES(call) (void)dtype; do call(F64) while (0);
+#endif
+
+/* ------------------------------------------------------------------------------------------------------ scores */
+
+/* Products of rows with DOT_KEYS keys, folded to one vector a row. */
+INLINE void T(dots)(const int dtype, const int rows, const REAL *const *q, const char *const *k, Prefetch *prefetch,
+                    ix depth, VEC (*part)[LANES / DOT_KEYS], ix at) {
+    const ix size = T(element_size)(dtype);
+    Prefetch near = *prefetch;
+    ix d = 0, stop;
+    do {
+        VEC sum[GROUP_ROWS][DOT_KEYS];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int v = 0; v < DOT_KEYS; v++) sum[r][v] = V(set1)(0);
+        stop = least(depth, d + CHAIN * LANES);
+        for (ix i = d; i < stop; i += LANES) {
+            VEC x[DOT_KEYS];
+            UNROLL for (int v = 0; v < DOT_KEYS; v++) x[v] = T(load_as)(dtype, k[v] + i * size);
+            prefetch_next(&near, DOT_KEYS * LANES * size);
+            UNROLL for (int r = 0; r < rows; r++) {
+                VEC y = V(loadu)(q[r] + i);
+                UNROLL for (int v = 0; v < DOT_KEYS; v++) sum[r][v] = PRODUCT(dtype == PAIRS, x[v], y, sum[r][v]);
+            }
+        }
+        UNROLL for (int r = 0; r < rows; r++) {
+            VEC x = V(fold)(sum[r]);
+            if (d) x += part[r][at];
+            part[r][at] = x;
+        }
+        d = stop;
+    } while (d < depth);
+    *prefetch = near;
+}
+
+/* The factors of int8 keys first .. first + LANES, of which `valid` exist. */
+INLINE VEC T(load_scales)(const float *scale, ix first, ix valid) {
+#if REAL_BITS == 32
+    if (valid == LANES) return V(loadu)(scale + first);
+#endif
+    REAL some[LANES] = {0};
+    for (ix i = 0; i < valid; i++) some[i] = (REAL)scale[first + i];
+    return V(loadu)(some);
+}
+
+/* The scores of a few rows with LANES keys at k. */
+INLINE void T(dot_rows)(const int dtype, const int rows, const REAL *const *q_rows, const char *const *k, Prefetch *prefetch,
+                        ix depth, REAL *s, ix stride) {
+    const REAL *q[GROUP_ROWS];
+    VEC part[GROUP_ROWS][LANES / DOT_KEYS];
+    UNROLL for (int r = 0; r < rows; r++) q[r] = q_rows[r];
+    for (ix i = 0; i < LANES; i += DOT_KEYS) T(dots)(dtype, rows, q, k + i, prefetch, depth, part, i / DOT_KEYS);
+    UNROLL for (int r = 0; r < rows; r++) V(store)(s + r * stride, V(sums)(part[r]));
+}
+
+/* The scores of all rows with LANES keys at k, in place or widened, whose address in the array is `key`. */
+static __attribute__((noinline)) void T(score_strips)(const int pairs, const Params *p, const Task *t, const char *k, ix row,
+                                                      const char *key, REAL *s) {
+    const Array *a = &p->key;
+    const ix depth = pairs ? p->head_dim / 2 : p->head_dim, bytes = p->head_dim * T(element_size)(a->dtype);
+    Prefetch prefetch = prefetch_from(a, bytes, key + PREFETCH_BYTES / bytes * a->row);
+    prefetch.step = bytes / depth * LANES;
+    for (ix r = 0; r < t->rows; r += T(STRIP)) {
+        const REAL *q = P_(strips) + r * p->depth_stride;
+        if (pairs) T(strip_scores)(1, q, k, row, depth, &prefetch, s + r * p->width, p->width);
+        else T(strip_scores)(0, q, k, row, depth, &prefetch, s + r * p->width, p->width);
+        prefetch = (Prefetch){0};
+    }
+}
+
+/* Addresses of LANES keys: in place, or widened to REAL in t->line. Behind the last of `valid` keys its own row is repeated;
+ * these columns are masked. */
+INLINE void T(find_keys)(const int dtype, int copied, int widened, const Params *p, Task *t, const char *key, ix valid, const char **k) {
+    const Array *a = &p->key;
+    for (ix v = 0; v < LANES; v++) {
+        REAL *line = (REAL *)t->line + v * p->depth_stride;
+        k[v] = key + least(v, valid - 1) * a->row;
+        if (!copied && !widened) continue;
+        if (dtype == PAIRS && !copied) memcpy(line, k[v], 2 * p->head_dim);
+        else if (dtype == PAIRS) LOAD_PAIRS(k[v], a->col, p->head_dim, line);
+        else if (copied) {
+            T(load_row)(k[v], a->col, a->dtype, p->head_dim, line);
+            for (ix d = p->head_dim; d < p->depth_stride; d++) line[d] = 0;
+        } else for (ix d = 0; d < p->head_dim; d += LANES) V(store)(line + d, T(load_as)(dtype, k[v] + d * T(element_size)(dtype)));
+        k[v] = (const char *)line;
+    }
+}
+
+INLINE void T(score_keys)(const int dtype, int copied, const Params *p, Task *t, ix n, ix block) {
+    const Array *a = &p->key;
+    const ix depth = dtype == PAIRS ? p->head_dim / 2 : p->depth_stride, each = rows_of_tile(n);
+    const char *keys = t->key + block * p->block_k * a->row, *k[LANES];
+    const REAL *const *q_rows = (const REAL *const *)t->q_rows;
+    const int strips = p->unfused == STRIPS;
+    Prefetch prefetch = prefetch_ahead_of(a, p->head_dim * T(element_size)(a->dtype), keys, t->from, 0), none = {0};
+    for (ix j = t->from; j < t->to; j += LANES) {
+        ix valid = least(LANES, t->columns - j);
+        const char *key = keys + j * a->row;
+        /* Rows a multiple of 4096 bytes apart share a cache set, so strips copy them. */
+        const int as_is = strips && !copied && (dtype == NATIVE || dtype == PAIRS) && valid == LANES && a->row % 4096 != 0;
+        if (!as_is) T(find_keys)(dtype, copied, strips, p, t, key, valid, k);
+        if (strips)
+            T(score_strips)(dtype == PAIRS, p, t, as_is ? key : k[0], as_is ? a->row : p->depth_stride * (ix)sizeof(REAL), key, P_(s) + j);
+        else for (ix r = 0; r < n; r += each) {
+            REAL *s = P_(s) + r * p->width + j;
+            ix m = least(each, n - r);
+#define ROWS(rows) T(dot_rows)(dtype, rows, q_rows + r, k, r ? &none : &prefetch, depth, s, p->width)
+            ROW_CASES(m, ROWS)
+#undef ROWS
+        }
+        VEC scale = V(set1)(1);
+        if (t->key_scale) scale = T(load_scales)(t->key_scale, block * p->block_k + j, valid);
+        for (ix r = 0; r < n && (t->key_scale || valid < LANES); r++) {
+            REAL *s = P_(s) + r * p->width + j;
+            V(store)(s, V(keep_bits)(V(load)(s) * scale, (1u << valid) - 1, V(set1)(-INFINITY)));
+        }
+    }
+    for (ix r = 0; r < n; r++) {
+        VEC peak = V(set1)(-INFINITY);
+        for (ix j = t->from; j < t->to; j += LANES) peak = V(max)(V(load)(P_(s) + r * p->width + j), peak);
+        V(store)(P_(peaks) + r * LANES, peak);
+    }
+}
+
+STEP void T(scores_in_place)(const Params *p, Task *t, ix n, ix block) {
+    int copied, dtype = T(in_place_dtype)(&p->key, p->head_dim, &copied);
+#define KIND(type) { T(score_keys)(type, copied, p, t, n, block); break; }
+    DTYPE_CASES(KIND)
+#undef KIND
+}
+
+/* ------------------------------------------------------------------------------------------------------ values */
+
+/* o = o * alpha + sum, unless a sum is not finite: then nothing is stored, and the answer is 0. */
+INLINE int T(store_finite)(const int rows, const int vectors, const REAL *alpha, VEC (*sum)[TILE_VECTORS], REAL *o, ix o_stride,
+                           int check) {
+    VEC odd = V(set1)(0);
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) {
+            sum[r][i] = V(fma)(V(set1)(alpha[r]), V(load)(o + r * o_stride + i * LANES), sum[r][i]);
+            odd += sum[r][i] - sum[r][i];
+        }
+    if (check && !V(all_zero)(odd)) return 0;
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) V(store)(o + r * o_stride + i * LANES, sum[r][i]);
+    return 1;
+}
+
+/* o = o * alpha + weights @ values for rows x vectors, as values_tile() of values.h, over rows of any dtype; sums that are not
+ * all finite are not stored, and the answer is 0. */
+INLINE int T(sum_tile)(const int dtype, const int rows, const int vectors, const REAL *w, ix w_stride, const char *v, ix v_stride,
+                       Prefetch *prefetch, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+    VEC sum[TALL_ROWS][TILE_VECTORS];
+    const REAL *w_rows[TALL_ROWS];
+    UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w + r * w_stride;
+    T(rank1)(dtype, rows, vectors, w_rows, 1, v, v_stride, keys, prefetch, sum, NULL);
+    return T(store_finite)(rows, vectors, alpha, sum, o, o_stride, 1);
+}
+
+/* Of other dtypes only whole chunks are taken in place: the others are half of the code, and a copy in L1 serves them. */
+INLINE int T(in_place_chunk)(const int dtype, ix vectors) { return dtype == NATIVE || vectors == TILE_VECTORS; }
+
+INLINE int T(sum_vectors)(const int dtype, const int rows, ix vectors, const REAL *w, ix w_stride, const char *v, ix v_stride,
+                          Prefetch *prefetch, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+    int finite = 1;
+#define TILE(vectors) finite = T(sum_tile)(dtype, rows, vectors, w, w_stride, v, v_stride, prefetch, keys, alpha, o, o_stride)
+    if (rows > GROUP_ROWS && (dtype != NATIVE || vectors == TALL_VECTORS)) TILE(TALL_VECTORS);
+    else if (rows > GROUP_ROWS) TILE(1);
+    else if (dtype == NATIVE) VECTOR_CASES(TILE)
+    else TILE(TILE_VECTORS);
+#undef TILE
+    return finite;
+}
+
+static int T(sum_rows)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride, const char *v, ix v_stride, Prefetch *prefetch,
+                       ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+    int finite = 1;
+#define ROWS(rows) finite = T(sum_vectors)(kind, rows, vectors, w, w_stride, v, v_stride, prefetch, keys, alpha, o, o_stride)
+#define KIND(type) { const int kind = type; TALL_CASES(n, ROWS) break; }
+    DTYPE_CASES(KIND)
+#undef KIND
+#undef ROWS
+    return finite;
+}
+
+/* The sums of rows first .. stop that came out not finite in one vector of columns. Row by row, because what one row sees may
+ * change no bit of another; vector by vector, because strips and register tiles alike are made of vectors. The first pass
+ * excludes values that are not finite, and leaves the bits of rows that may not see such a key; the second excludes those so
+ * large that their sum is not finite either, which depends on visible values alone. Inlined, it makes the loops that call it
+ * 4 % longer (avx2). */
+static __attribute__((noinline, cold)) void T(sum_nonfinite)(const Params *p, Task *t, ix first, ix stop, ix block, ix from, ix keys,
+                                                             ix vector, const REAL *alpha) {
+    const ix column = vector * LANES, valid = least(LANES, p->value_dim - column);
+    ix n_nonfinite = 0;
+    REAL *copy = t->packed.values;
+    Prefetch none = {0};
+    for (ix r = first; r < stop; r++) {
+        REAL *o = P_(o) + r * p->value_stride + column;
+        const REAL *w = P_(s) + r * p->width + from;
+        for (int pass = 0, finite = 0; pass < 2 && !finite; pass++) {
+            n_nonfinite = 0;
+            for (ix j = 0; j < keys; j++) {
+                REAL *x = copy + j * LANES;
+                int excluded = 0;
+                T(load_value)(p, t, block * p->block_k + from + j, column, valid, x);
+                for (ix i = 0; i < valid; i++) excluded |= !(FABS(x[i]) < (pass ? LARGEST : INFINITY));
+                for (ix i = excluded ? 0 : valid; i < LANES; i++) x[i] = 0;
+                if (excluded) t->packed.nonfinite[n_nonfinite++] = (int32_t)(from + j);
+            }
+            finite = T(sum_tile)(NATIVE, 1, 1, w, 0, (char *)copy, LANES * sizeof(REAL), &none, keys, alpha + r, o, 0);
+            if (pass && !finite)                          /* the weights or the sums before are not finite: so is the row */
+                T(values_tile)(0, 1, 1, &w, copy, LANES, keys, alpha + r, o, 0);
+        }
+        T(add_nonfinite)(p, t, 0, r, r + 1, block, t->packed.nonfinite, n_nonfinite, column, column + valid);
+    }
+}
+
+/* o = o * alpha + weights @ values in steps of IN_PLACE_KEYS keys counted from key 0: a step's values stay in L1 while the
+ * chunks of their columns, and the register tiles of rows, are taken in turn. The factor of an int8 value goes to its weight. */
+STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
+    const Array *a = &p->value;
+    const char *values = t->value + block * p->block_k * a->row;
+    const REAL *alpha = P_(alpha), ones[IN_PLACE_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const ix each = rows_of_sums(n);
+    const int twice = n - each > GROUP_ROWS;
+    REAL scaled[IN_PLACE_ROWS * IN_PLACE_KEYS];
+    Prefetch none = {0};
+    int copied, dtype = T(in_place_dtype)(a, p->value_dim, &copied);
+    T(rescale_nonfinite)(p, t, 0, n);
+    for (ix from = t->column, stop; from < t->columns; from = stop, alpha = ones) {
+        const REAL *w = P_(s) + from;
+        ix w_stride = p->width;
+        stop = least((from / IN_PLACE_KEYS + 1) * IN_PLACE_KEYS, t->columns);
+        if (t->value_scale) {
+            const float *scale = t->value_scale + block * p->block_k + from;
+            for (ix r = 0; r < n; r++)
+                for (ix j = 0; j < stop - from; j++) scaled[r * IN_PLACE_KEYS + j] = w[r * w_stride + j] * (REAL)scale[j];
+            w = scaled;
+            w_stride = IN_PLACE_KEYS;
+        }
+        Prefetch prefetch = prefetch_ahead_of(a, p->value_dim * T(element_size)(a->dtype), values, from, twice);
+        for (ix c = 0; c < T(chunks)(p); c++) {
+            ix start = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - start, row = a->row;
+            const char *v = values + from * a->row + start * LANES * a->col;
+            int as_is = !copied && T(in_place_chunk)(dtype, vectors);
+            if (!as_is) {
+                ix valid = least(vectors * LANES, p->value_dim - start * LANES);
+                memset(t->line, 0, vectors * LANES * sizeof(REAL));
+                T(pack_chunk)(0, a, v, NULL, stop - from, valid, vectors, t->line, t->packed.keys);
+                v = t->packed.keys;
+                row = vectors * LANES * (ix)sizeof(REAL);
+            }
+            for (ix r = 0, m; r < n; r += m) {
+                REAL *o = P_(o) + r * p->value_stride + start * LANES;
+                m = least(each, n - r);
+                const ix wide = vectors_of_sums(m, vectors), size = LANES * T(element_size)(as_is ? dtype : NATIVE);
+                for (ix i = 0; i < vectors; i += wide)
+                    if (!T(sum_rows)(as_is ? dtype : NATIVE, m, least(wide, vectors - i), w + r * w_stride, w_stride, v + i * size, row,
+                                     r && !twice ? &none : &prefetch, stop - from, alpha + r, o + i * LANES, p->value_stride))
+                        for (ix k = start + i; k < start + least(i + wide, vectors); k++)
+                            T(sum_nonfinite)(p, t, r, r + m, block, from, stop - from, k, alpha);
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+/* mask.h (template over REAL; after gemm/rows.h): which keys of a block a group of rows sees. */
+
+/* allow &= the bools at m, whose elements are `stride` bytes apart */
+INLINE void T(and_bools)(uint8_t *restrict allow, const char *restrict m, ix stride, ix n) {
+    if (stride == 1) for (ix j = 0; j < n; j++) allow[j] &= m[j] != 0;        /* vectorised by the compiler */
+    else if (stride == 0 && n > 0 && !*m) memset(allow, 0, n);
+    else if (stride != 0) for (ix j = 0; j < n; j++) allow[j] &= m[j * stride] != 0;
+}
+
+INLINE int T(is_all_minus_inf)(const REAL *b, ix n) {        /* ordinary biases end it at once */
+    for (ix j = 0; j < n; j++)
+        if (b[j] != -INFINITY) return 0;
+    return 1;
+}
+
+/* Mask, key_mask and segments as bytes, and the address of each row's bias. Returns whether any key of the part may be
+ * allowed; `all` receives whether all are, except for the bias. */
+static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *all) {
+    ix first = block * p->block_k;
+    int some = 0, bytes = p->mask.data || p->key_mask.data || p->q_segments.data;
+    *all = 1;
+    for (ix r = r0; r < r0 + n; r++) {
+        ix i = t->row[r].position, lo = most(t->row[r].start - first, t->column);
+        ix hi = most(lo, least(t->row[r].stop - first, t->columns)), width = hi - lo, from = first + lo;
+        uint8_t any = width > 0, every = 1, *restrict row = t->allow + (r - r0) * p->width, *restrict allow = row + lo;
+        if (bytes) {
+            memset(row, 0, t->to);
+            memset(allow, 1, width);
+        }
+        if (p->mask.data) T(and_bools)(allow, row_address(t, &p->mask, t->mask, r) + from * p->mask.col, p->mask.col, width);
+        if (p->key_mask.data) T(and_bools)(allow, t->key_mask + from * p->key_mask.col, p->key_mask.col, width);
+        if (p->q_segments.data) {
+            int64_t own = *(const int64_t *)(t->q_segments + i * p->q_segments.row);
+            const char *k = t->k_segments + from * p->k_segments.col;
+            for (ix j = 0; j < width; j++) allow[j] &= own >= 0 && *(const int64_t *)(k + j * p->k_segments.col) == own;
+        }
+        if (bytes) {
+            any = 0;
+            for (ix j = 0; j < width; j++) {
+                any |= allow[j];
+                every &= allow[j];
+            }
+            *all &= every && lo == t->column && hi == t->columns;
+        }
+        if (p->bias.data) {
+            const char *src = row_address(t, &p->bias, t->bias, r) + from * p->bias.col;
+            const REAL *b = T(row)(src, p->bias.col, p->bias.dtype, width, P_(bias_rows) + (r - r0) * p->width + lo);
+            t->bias_row[r - r0] = b;
+            if (any && !some) any = !T(is_all_minus_inf)(b, width);
+        }
+        some |= any;
+    }
+    return some;
+}
+
+/* Prefetch, while the products of the panel at column j are formed, what the next group of rows (from r0) reads of mask and
+ * bias there, and the lines of dense weights that this group writes when a single block closes it. */
+static void T(prefetch_panel)(const Params *p, const Task *t, ix r0, ix rows, ix j) {
+    const Array *m = &p->mask, *b = &p->bias, *w = &p->weights;
+    ix first = t->first_key + j;
+    __asm__ volatile("");                /* without it the compiler sees a function without effect, and drops the call */
+    for (ix r = r0; r < least(r0 + GROUP_ROWS, t->rows); r++) {
+        if (m->data) __builtin_prefetch(row_address(t, m, t->mask, r) + first * m->col);
+        if (b->data) prefetch_lines(row_address(t, b, t->bias, r) + first * b->col, PANEL * b->col, 0);
+    }
+    if (p->kept_scores && p->k_blocks == 1 && w->col == (ix)sizeof(REAL))
+        for (ix r = r0 - rows; r < r0; r++)
+            prefetch_lines(row_address(t, w, t->weights, r) + first * w->col, PANEL * w->col, 1);
+}
+
+/* Cut the block to the columns that some row of the group sees, and find what is to be masked in it. */
+STEP enum Visibility T(visibility)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    ix first = block * p->block_k, last = most(first, least(first + p->block_k, t->lengths.kv_length));
+    t->first_key = first;
+    ix start = PTRDIFF_MAX, stop = 0, inner_start = 0, inner_stop = PTRDIFF_MAX;
+    for (ix r = r0; r < r0 + n; r++) {
+        inner_start = most(inner_start, t->row[r].start);
+        inner_stop = least(inner_stop, t->row[r].stop);
+        if (t->row[r].start == t->row[r].stop) continue;
+        start = least(start, t->row[r].start);
+        stop = most(stop, t->row[r].stop);
+    }
+    t->column = least(most(start, first), last) - first;
+    t->columns = most(least(stop, last), first) - first;
+    if (start >= stop || t->column >= t->columns) {
+        t->column = t->columns = 0;
+        return SKIP;
+    }
+    t->from = t->column / PANEL * PANEL;
+    t->to = round_up(t->columns, LANES);
+    int full = inner_start <= first + t->from && inner_stop >= first + t->columns;     /* later columns are cut anyway */
+    t->choose = 0;
+    if (p->masked) {
+        int all;
+        if (!T(allow_rows)(p, t, r0, n, block, &all)) {
+            t->column = t->columns = 0;
+            return SKIP;
+        }
+        t->choose = !all;
+    }
+    return full && !t->choose ? FULL : PARTIAL;
+}

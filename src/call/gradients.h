@@ -1,0 +1,37 @@
+/* gradients.h: what a call for gradients has beside Params, and a thread's scratch for a block of rows and of keys. */
+#ifndef ATTNC_GRADIENTS_H
+#define ATTNC_GRADIENTS_H
+
+#include "call/task.h"
+
+enum { WANT_QUERY = 1, WANT_KEY = 2, WANT_VALUE = 4, WANT_BIAS = 8 };    /* gradients that a pass computes */
+
+typedef struct Gradients {
+    Array grad_out, output, grad_lse, delta;       /* delta: of each row, sum(grad_out * output) - grad_lse */
+    Array query, key, value, bias;                 /* the gradients; NULL where not wanted */
+    Params products;             /* the call whose scores are grad_out . value: the gradients of the weights */
+    ix value_dim;
+    ix stride, value_stride;     /* of a row of query and key, or grad_out and value, in scratch */
+    ix accumulators;             /* query blocks whose gradients a task sums */
+    ix base;                     /* bytes of scratch before those of GradientScratch */
+    ix row_tasks;                /* tasks of the pass over rows for each head */
+    ix bias_rows, bias_keys, bias_heads;           /* blocks and heads that have their own elements of the bias */
+} Gradients;
+
+/* Rows have a vector more than their padded length as stride: those of a power of two would share cache sets. */
+typedef struct {
+    void *query, *grad_out;      /* [row][stride] copies of a block of rows */
+    const void **grad_rows;      /* [row] address of grad_out */
+    uint8_t *nonfinite;          /* [row] query or grad_out is not finite */
+    int any_nonfinite;
+    void *delta;                 /* [row] */
+    void *weights, *scores;      /* [row][width] weights, and gradients of the scores before scale and softcap */
+    void *slopes;                /* [6][width] with softcap: its derivative */
+    Packed keys, values;         /* both as panels, for the two products that have keys in the lanes */
+    void *key_rows;              /* [key][stride], those that are not finite 0 */
+    void *d_query, *d_key, *d_value;     /* [row of the task], [key], [key]: sums */
+    Range *part;                 /* [group] columns of the block that the group sees */
+    Range *span;                 /* [six keys] rows that may see one of them */
+} GradientScratch;
+
+#endif

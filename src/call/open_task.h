@@ -1,0 +1,74 @@
+/* open_task.h: which rows, keys and arrays a task has. */
+#ifndef ATTNC_OPEN_TASK_H
+#define ATTNC_OPEN_TASK_H
+
+#include "call/call.h"
+
+/* First row of a query block. Blocks differ by one register tile of rows at most, so that no thread waits long. */
+static inline ix first_row(const Params *p, ix block) {
+    return least(ceil_div(p->rows, GROUP_ROWS) * block / p->q_blocks * GROUP_ROWS, p->rows);
+}
+
+/* The keys and values of kv head `head`, counted over the batch. */
+static void open_head(const Params *p, Task *t, ix head) {
+    t->batch = head / p->kv_heads;
+    t->kv_head = head % p->kv_heads;
+    t->lengths = lengths_of(p, t->batch);
+    t->key = address(&p->key, &p->batch, t->batch, t->kv_head);
+    t->value = address(&p->value, &p->batch, t->batch, t->kv_head);
+    t->key_scale = (const float *)address(&p->key_scale, &p->batch, t->batch, t->kv_head);
+    t->value_scale = (const float *)address(&p->value_scale, &p->batch, t->batch, t->kv_head);
+}
+
+/* The batch element of each other array. */
+static void open_arrays(const Params *p, Task *t) {
+    t->query = address(&p->query, &p->batch, t->batch, 0);
+    t->out = address(&p->out, &p->batch, t->batch, 0);
+    t->lse = address(&p->lse, &p->batch, t->batch, 0);
+    t->weights = address(&p->weights, &p->batch, t->batch, 0);
+    t->scores = address(&p->scores, &p->batch, t->batch, 0);
+    t->mask = address(&p->mask, &p->batch, t->batch, 0);
+    t->key_mask = address(&p->key_mask, &p->batch, t->batch, 0);
+    t->bias = address(&p->bias, &p->batch, t->batch, 0);
+    t->q_segments = address(&p->q_segments, &p->batch, t->batch, 0);
+    t->k_segments = address(&p->k_segments, &p->batch, t->batch, 0);
+}
+
+/* The rows of a query block of a kv head, their visible keys, and the blocks of keys of a split that they need. */
+static void open_task(const Params *p, Task *t, ix head, ix block, ix split) {
+    ix first = PTRDIFF_MAX, last = 0;
+    open_head(p, t, head);
+    t->first = first_row(p, block);
+    t->rows = first_row(p, block + 1) - t->first;
+    ix position = t->first / p->group, member = t->first % p->group;
+    Range keys = visible(p, t->lengths, position);
+    for (ix r = 0; r < t->rows; r++) {
+        t->row[r] = (Row){keys.start, keys.stop, position, t->kv_head * p->group + member};
+        if (keys.start < keys.stop) first = least(first, keys.start), last = most(last, keys.stop);
+        if (++member == p->group) {
+            position++, member = 0;
+            keys = visible(p, t->lengths, position);
+        }
+    }
+    t->block_start = most(first / p->block_k, split * p->split_k);
+    t->block_stop = least(ceil_div(last, p->block_k), (split + 1) * p->split_k);
+    open_arrays(p, t);
+}
+
+/* The next rows of a walk over all rows of a query head (KEY_STATISTICS); whether one of them may see the block by position. */
+static int open_walk(const Params *p, Task *t, ix head, ix first, ix block) {
+    const KeyRequest *k = &p->key_request;
+    ix begin = block * p->block_k;
+    int some = 0;
+    t->first = first;
+    t->rows = least(p->block_q, k->walk - first);
+    for (ix r = 0; r < t->rows; r++) {
+        ix position = k->order ? k->order[first + r] : first + r;
+        Range keys = visible(p, t->lengths, position);
+        t->row[r] = (Row){keys.start, keys.stop, position, head};
+        some |= keys.start < least(keys.stop, begin + p->block_k) && begin < keys.stop;
+    }
+    return some;
+}
+
+#endif

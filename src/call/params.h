@@ -1,0 +1,90 @@
+/* params.h: what one call means (arrays as pointers and byte strides, sizes, options) and how it is cut into blocks. */
+#ifndef ATTNC_PARAMS_H
+#define ATTNC_PARAMS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "call/integers.h"
+#include "call/requests.h"
+
+enum { F32, F64, F16, BF16, I8 };    /* stored dtypes; int8 rows of key and value come with a scale each */
+
+/* What a call computes. */
+enum Mode { ATTEND, SCORES, WEIGHTED_SUM, WEIGHTS_UNDER_LSE, KEY_STATISTICS, BACKWARD };
+
+/* An argument. Batch axes are walked through the buffer's own shape and strides, so that any rank is possible and a
+ * broadcast axis (absent, or of length 1) costs nothing; the trailing axes have named strides, 0 where broadcast. */
+typedef struct {
+    char *data;                  /* NULL: not given */
+    int dtype;
+    ix n_batch;
+    const ix *shape, *strides;
+    ix head, row, col;
+    const int64_t *starts;       /* packed sequences: the first row of each batch element; else NULL */
+} Array;
+
+/* The batch axes that all arguments of a call share. */
+typedef struct { ix n; const ix *shape; } Batch;
+
+typedef struct {
+    Array query, key, value, out, lse, weights, scores;
+    Array mask, key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths;
+    Array q_starts, k_starts;    /* packed sequences: where they start; rows past a q_length belong to others */
+    Array key_scale, value_scale;    /* float factors of int8 rows, contiguous; not given for other dtypes */
+    Batch batch;
+    ix batches, q_heads, kv_heads, group, q_len, kv_len, head_dim, value_dim;
+    int mode;                    /* enum Mode */
+    int type;                    /* F32 or F64: accumulation */
+    int pairs;                   /* products are of pairs of bfloat16 */
+    int causal;
+    ix left, right;              /* window, -1: unbounded */
+    double scale, softcap;       /* softcap 0: none */
+    double exponent;             /* exponent of 2 per unit of stored score */
+    double unit;                 /* natural score per unit of stored score: |scale| if raw_scores, else 1 */
+    int raw_scores;              /* scores stay raw products: no softcap, bias, alibi, and an ordinary scale */
+    int flip;                    /* the query is loaded with its sign changed: a negative scale, exactly */
+    int masked;                  /* mask, key_mask, bias or segments forbid keys beside the key range */
+
+    ix rows;                     /* q_len * group: query rows of one kv head, position-major */
+    int path;                    /* enum Path, as chosen */
+    int unfused;                 /* enum Path: `path`, or the one that FUSED falls back to */
+    ix group_rows;               /* rows that take each step together */
+    ix block_q, block_k, q_blocks, k_blocks;
+    ix split_k, splits;          /* blocks of keys per split; 1 split unless the rows are few */
+    int shared;                  /* packed keys and values: 1 once per kv head for all tasks, 0 by each task for itself */
+    int parts;                   /* with shared == 0: tasks that a kv head's rows are cut into */
+    int copy_queries;            /* query rows are copied before use */
+    ix kept_scores;              /* dense weights: parts (group, block) of scores that a task keeps until row sums are known */
+    ix depth_stride;             /* head_dim padded to whole vectors */
+    ix value_stride;             /* value_dim padded to whole vectors: a row of the output accumulator */
+    ix width;                    /* columns of a block in scratch: block_k, or what short keys need */
+    ix pack_bytes, scratch_bytes, state_bytes;
+    RowRequest row_request;
+    KeyRequest key_request;
+    int n_threads;
+    Flag stop;
+} Params;
+
+/* Offset in bytes of batch element b. */
+static inline ix batch_offset(const Array *a, const Batch *batch, ix b) {
+    if (a->starts) return a->starts[b] * a->row;
+    ix offset = 0;
+    for (ix d = batch->n - 1, k = a->n_batch - 1; k >= 0 && d >= 0; d--, k--) {
+        ix size = batch->shape[d];
+        if (a->shape[k] != 1) offset += (b % size) * a->strides[k];
+        b /= size;
+    }
+    return offset;
+}
+
+/* Address of batch element b and a head; NULL stays NULL, as not even 0 may be added to it. */
+static inline char *address(const Array *a, const Batch *batch, ix b, ix head) {
+    return a->data ? a->data + batch_offset(a, batch, b) + head * a->head : NULL;
+}
+
+static inline int64_t batch_int(const Array *a, const Params *p, ix b, int64_t otherwise) {
+    return a->data ? *(const int64_t *)(a->data + batch_offset(a, &p->batch, b)) : otherwise;
+}
+
+#endif

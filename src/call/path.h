@@ -1,0 +1,73 @@
+/* path.h: the ways in which the kernels compute attention, and the choice between them. */
+#ifndef ATTNC_PATH_H
+#define ATTNC_PATH_H
+
+#include "call/params.h"
+#include "call/sizes.h"
+
+/* PACKED     keys and values are packed into panels and chunks; register tiles of 6 rows (attention/scores.h, values.h)
+ * IN_PLACE   few rows: keys and values are read in place, a score is a dot product along the lanes (attention/in_place.h)
+ * STRIPS     few rows that fill vectors: rows are the lanes, keys are broadcast from memory (gemm/strip.h)
+ * FUSED      small heads: scores, softmax and weighted sum of a strip of rows in one pass (attention/fused.h) */
+enum Path { PACKED, IN_PLACE, STRIPS, FUSED, PATHS };
+static const char *const PATH_NAMES[PATHS] = {"packed", "in_place", "strips", "fused"};
+
+/* The numbers of one element type on one instruction set. */
+typedef struct {
+    int real;                    /* bytes of an accumulated number */
+    int lanes;                   /* of a vector */
+    int panel;                   /* keys of a panel */
+    int packed;                  /* bytes of a packed number: less than `real` where bfloat16 is multiplied in pairs */
+} Format;
+
+/* Rows of a strip: two independent chains of sums for each multiply-and-add that a cycle can start. */
+static inline ix rows_of_strip(const Format *f) { return most(8, f->lanes); }
+
+/* Statistics of a row have one value however many rows a call has, so they are taken on one path. */
+static inline int for_statistics(const Params *p) {
+    return p->row_request.any || p->key_request.norm || p->key_request.given;
+}
+
+/* A path that serves every call of these rows: packing a key pays off when more than 16 rows use it; strips need rows in
+ * more than half of their lanes. */
+static inline enum Path path_of_rows(const Params *p, const Format *f) {
+    if (p->rows > IN_PLACE_ROWS || p->mode == WEIGHTED_SUM || p->mode == BACKWARD || for_statistics(p)) return PACKED;
+    return p->rows > GROUP_ROWS && 2 * p->rows > f->lanes && p->head_dim > 0 ? STRIPS : IN_PLACE;
+}
+
+/* Keys of a block: the most whose keys and values fit in block_bytes; in-place rows stream, so their blocks are long. */
+static inline ix keys_of_block(const Params *p, const Format *f, enum Path path) {
+    ix keys = SIZES.most_block_k;
+    if (path == IN_PLACE) return SIZES.in_place_block_k;
+    while (keys > SIZES.least_block_k && keys * (p->head_dim + p->value_dim) * f->real > SIZES.block_bytes) keys /= 2;
+    return keys;
+}
+
+/* Whether rows fill strips well enough to be fused: those of STRIPS, or strips with at most a sixth of their lanes unused
+ * (24 rows of 32 and 400 keys: 11 % slower). 16-byte vectors cannot broadcast from memory: fused, they take 1.2 to 2.4
+ * times as long. */
+static inline int fills_strips(const Params *p, const Format *f, enum Path path) {
+    if (f->lanes * f->real < 32) return 0;
+    if (p->rows <= IN_PLACE_ROWS) return path == STRIPS && p->kv_len <= IN_PLACE_KEYS;
+    return p->rows <= SIZES.few_rows && 5 * round_up(p->rows, rows_of_strip(f)) <= 6 * p->rows;
+}
+
+/* Whether the call has no more to do than the fused kernel does: one block of keys, no option that changes scores or
+ * forbids keys beyond causal order, the output alone wanted. */
+static inline int is_small_and_plain(const Params *p, const Format *f, enum Path path) {
+    return p->mode == ATTEND && p->out.data && p->kv_len <= least(keys_of_block(p, f, path), FUSED_KEYS)
+        && p->head_dim <= FUSED_DEPTH && p->head_dim % f->lanes == 0 && p->value_dim % rows_of_strip(f) == 0
+        && p->raw_scores && !p->masked && p->left < 0 && !p->sinks.data && !p->q_starts.data && !p->q_lengths.data
+        && !p->key_scale.data && f->packed == f->real
+        && !p->lse.data && !p->weights.data && !p->scores.data && !p->row_request.any;
+}
+
+/* The path of a call. It follows from rows, depths, dtype and options alone, never from threads or strides: each path
+ * sums in an order of its own, and a row keeps its bits (rule 21 of the semantics). `unfused` is the path that FUSED
+ * falls back to when a value is not finite, and the path itself otherwise. */
+static inline enum Path choose_path(const Params *p, const Format *f, int *unfused) {
+    *unfused = path_of_rows(p, f);
+    return fills_strips(p, f, *unfused) && is_small_and_plain(p, f, *unfused) ? FUSED : *unfused;
+}
+
+#endif

@@ -1,0 +1,89 @@
+/* task.h: the state of one task: some query rows of one kv head against some of its keys. */
+#ifndef ATTNC_TASK_H
+#define ATTNC_TASK_H
+
+#include "call/sizes.h"
+#include "call/visibility.h"
+
+/* One packed block: keys as panels [panel][head_dim][panel width], values as chunks [chunk][key][chunk width], both
+ * padded with zeros to whole vectors. A value row with an entry that is not finite, or so large that a sum of weighted
+ * rows could overflow, is zero here and listed in `nonfinite` (attention/nonfinite.h). NULL parts are not packed. */
+typedef struct {
+    void *keys, *values;
+    ix *n_nonfinite;
+    int32_t *nonfinite;
+} Packed;
+
+/* A query row: the keys it may see by position, its position, and its query head. */
+typedef struct { ix start, stop, position, head; } Row;
+
+/* Scratch of statistics (requests.h). */
+typedef struct {
+    double *surprise, *position, *distance;   /* [row] sums of weight x (log2 weight, key, distance), relative to row_max */
+    void *scores;                             /* [6][width] copies from before the softmax */
+    double sum_before[GROUP_ROWS];            /* row sums and maxima before the block */
+    double max_before[GROUP_ROWS];
+    void *heap;                               /* [row][k] largest scores so far, the worst first */
+    int32_t *heap_keys;
+
+    double *mass, *bin, *visible, *products;  /* [key] of the block; products: [column][key] */
+    ix row_bin, slots;                        /* the bin of rows that `bin` is of, -1: none yet; bins of keys of the chunk */
+    double *bins;                             /* [row bin][slot] the chunk's part of the map */
+    uint8_t *nan;                             /* [6][width] keys that a NaN row sees */
+    double *merged;                           /* [key bin] */
+    int64_t *hits;
+    void *largest, *part;                     /* [key] */
+} StatScratch;
+
+typedef struct {
+    int thread;
+    ix batch, kv_head, first, rows;      /* rows first .. first + rows of the kv head, ordered by position, then by head:
+                                            the rows of a tile see nearly the same keys */
+    ix block_start, block_stop;          /* blocks of keys that some row may see, in this task's split */
+    Lengths lengths;
+    Row *row;
+    const char *query, *key, *value;     /* of the batch element; key and value: of the kv head */
+    const float *key_scale, *value_scale;
+    char *out, *lse, *weights, *scores;
+    const char *mask, *key_mask, *bias, *q_segments, *k_segments;
+
+    const void **q_rows;                 /* [row] address of the query */
+    void *q;                             /* [row][head_dim] copies */
+    void *strips;                        /* [strip][head_dim][strip's rows] copies, for paths with rows in the lanes */
+    void *wide;                          /* [key][head_dim], [key][value_dim] copies for the fused path of other dtypes */
+    void *s;                             /* [group's row][width] scores, then weights; kept: [group][block] of these */
+    uint16_t *pairs;                     /* [group's row][width] weights rounded to bfloat16, for pair products */
+    void *o;                             /* [row][value_stride] sum of weighted values */
+    void *nonfinite_o;                   /* the same for nonfinite values, times 2**-32 */
+    void *row_max, *alpha, *block_max;   /* [row], [group's row], kept: [block][row] */
+    void *peaks;                         /* [group's row][vector] lanewise maxima of the group's scores */
+    double *row_sum;
+    void *final_max;                     /* [row] of a second pass: the maximum (or given lse) and the inverse sum */
+    double *inverse;
+    Range *kept_part;                    /* [group][block] columns kept */
+    void *bias_rows;                     /* [group's row][width] copies */
+    const void *bias_row[IN_PLACE_ROWS]; /* address of the bias of a row, from the first key of the part it sees */
+    uint8_t *allow;                      /* [group's row][width] */
+    void *line;                          /* one padded row while loading and storing */
+    Packed packed;                       /* where this task packs, if it packs for itself */
+    int uses_nonfinite;                  /* nonfinite_o holds something */
+
+    /* the part of the block that the group sees: exact columns [column, columns), computed ones [from, to) in vectors */
+    ix column, columns, from, to;
+    ix first_key;                        /* of the block */
+    int choose;                          /* `allow` holds the visibility of this part */
+
+    StatScratch stats;
+} Task;
+
+/* Index of task row r in arrays over (batch, q_head, row). */
+static inline ix row_index(const Params *p, const Task *t, ix r) {
+    return (t->batch * p->q_heads + t->row[r].head) * p->q_len + t->row[r].position;
+}
+
+/* Address of task row r in an array whose batch element is at `batch`. */
+static inline char *row_address(const Task *t, const Array *a, const char *batch, ix r) {
+    return (char *)batch + t->row[r].position * a->row + t->row[r].head * a->head;
+}
+
+#endif

@@ -1,0 +1,91 @@
+/* pack_pairs.h (template for float; after gemm/pack.h): packing for bfloat16 dot products, whose lanes take two depths (or two keys)
+ * at once.
+ *
+ * Keys are panels [panel][depth / 2][panel width] of pairs, values chunks [chunk][key / 2][chunk width] of pairs of rows, the
+ * missing half of an odd one zero. Pairs travel as the bits of a float. Sums are float; weights are rounded to bfloat16 for
+ * the weighted sum alone. The instruction takes subnormal numbers for 0: such values are excluded from the product, such
+ * queries and keys are below 1.2e-38 and do count as 0. */
+#if PAIR_PRODUCTS
+
+static void pack_keys_pairs(const Params *p, const char *key, ix first, ix n, float *dst) {
+    const ix panel_width = VF * TILE_VECTORS, depths = ceil_div(p->head_dim, 2), step = 2 * p->key.col;
+    for (ix j = 0; j < n; j += VF) {
+        float *panel = dst + j / panel_width * panel_width * depths + j % panel_width;
+        for (ix d = 0; d < depths; d += VF) {
+            ix width = least(VF, depths - d);
+            vf square[VF];
+            for (ix i = 0; i < VF; i++) {
+                const char *src = key + (first + j + i) * p->key.row + d * step;
+                __builtin_prefetch(src + VF * p->key.row);
+                if (j + i >= n) square[i] = vf_set1(0);
+                else if (p->key.col == 2 && 2 * (d + VF) <= p->head_dim) square[i] = vf_loadu((const float *)src);
+                else {
+                    float line[VF] = {0};
+                    load_pairs(src, p->key.col, least(2 * width, p->head_dim - 2 * d), 0, line);
+                    square[i] = vf_loadu(line);
+                }
+            }
+            vf_transpose(square);
+            for (ix i = 0; i < width; i++) vf_store(panel + (d + i) * panel_width, square[i]);
+        }
+    }
+}
+
+/* Whether a value must leave the product: not finite, or so large that sums of it overflow, or subnormal. */
+INLINE vfi not_in_product(vf x) {
+    vf magnitude = (vf)((vfi)x & INT32_MAX);
+    return ~(magnitude < vf_set1(0x1p95f)) | (((vfi)magnitude < 0x00800000) & ((vfi)magnitude != 0));
+}
+
+static void pack_values_pairs(const Params *p, const char *value, ix first, ix n, float *line, Packed kv) {
+    const Array *a = &p->value;
+    const vfi none = {0};
+    vfi odd = {0};
+    for (ix c = 0; c < chunks_f32(p); c++) {
+        ix from = chunk_start_f32(p, c), width = (chunk_start_f32(p, c + 1) - from) * VF;
+        ix valid = least(width, p->value_dim - from * VF);
+        const char *src = value + first * a->row + from * VF * a->col;
+        float *dst = (float *)kv.values + from * VF * ceil_div(n, 2), *low = line, *high = line + p->value_stride;
+        memset(low, 0, width * sizeof(float));
+        memset(high, 0, width * sizeof(float));
+        for (ix j = 0; j < n; j += 2, src += 2 * a->row, dst += width) {
+            int both = j + 1 < n, whole = a->col == 2 && valid == width;
+            __builtin_prefetch(src + 16 * a->row);
+            __builtin_prefetch(src + 17 * a->row);
+            if (!whole) load_row_f32(src, a->col, BF16, valid, low);
+            if (!both) memset(high, 0, width * sizeof(float));
+            else if (!whole) load_row_f32(src + a->row, a->col, BF16, valid, high);
+            for (ix i = 0; i < width; i += VF) {
+                vf x = whole ? vf_load_bf16((const uint16_t *)src + i) : vf_loadu(low + i);
+                vf y = whole && both ? vf_load_bf16((const uint16_t *)(src + a->row) + i) : vf_loadu(high + i);
+                odd |= not_in_product(x) | not_in_product(y);
+                vf_store(dst + i, (vf)((vfi)((vfu)x >> 16) | (vfi)y));
+            }
+        }
+    }
+    if (!memcmp(&odd, &none, sizeof none)) return;
+    for (ix j = 0; j < n; j++) {                  /* rare: find these rows and exclude them */
+        int excluded = 0;
+        for (int pass = 0; pass <= excluded && pass < 2; pass++)
+            for (ix c = 0; c < chunks_f32(p); c++) {
+                ix from = chunk_start_f32(p, c), width = (chunk_start_f32(p, c + 1) - from) * VF;
+                uint32_t *pair = (uint32_t *)kv.values + from * VF * ceil_div(n, 2) + j / 2 * width;
+                for (ix i = 0; i < width; i++) {
+                    uint32_t magnitude = pair[i] >> (j % 2 * 16) & 0x7FFF;
+                    if (pass) pair[i] &= j % 2 ? 0xFFFF : 0xFFFF0000;
+                    else excluded |= magnitude >= (127 + 95) << 7 || (magnitude && magnitude < 0x80);
+                }
+            }
+        if (excluded) kv.nonfinite[(*kv.n_nonfinite)++] = (int32_t)j;
+    }
+}
+
+STEP void pack_pairs_f32(const Params *p, Task *t, ix block, Packed kv) {
+    ix first = block * p->block_k, n = least(p->block_k, t->lengths.kv_length - first);
+    if (kv.keys) pack_keys_pairs(p, t->key, first, n, kv.keys);
+    if (!kv.values) return;
+    *kv.n_nonfinite = 0;
+    if (p->value_dim) pack_values_pairs(p, t->value, first, n, t->line, kv);
+}
+
+#endif

@@ -1,0 +1,132 @@
+# Stand-alone softmax: rows, or groups of columns (softmax/columns.h), over threads, several a task.
+
+cdef enum:
+    ROW_TASK = 65536                   # elements of a task, about 10 microseconds of work
+    LEAST_PARALLEL_ROWS = 65536        # elements below which a call stays on one thread, 14 microseconds alone
+    OWN_TASKS = 4                      # of a thread, up to which it has the same in each call: they may be in its cache
+    GROUP_BYTES = 1024 * 1024          # of the elements of a strip, as far as that leaves it
+    LEAST_GROUP = 4                    # vectors: (8192, 4096) takes twice as long with two
+    STREAM_BYTES = 32 * 1024 * 1024    # of input and output, beyond which the output passes the caches by
+    # Of neighbours that a thread has for itself where they lie in cache: what is fetched ahead of strided writes takes
+    # lines from the thread beside it. (1024, 128) along axis 0: 57 microseconds by two, 35 by one; (1024, 512): 222, 162
+    OWN_BYTES = 2048
+
+
+cdef Py_ssize_t size_of(RowOp* op) noexcept nogil:
+    return 4 if op.x.dtype == F32 else 8 if op.x.dtype == F64 else 2
+
+
+cdef Py_ssize_t lead_of(RowOp* op) noexcept nogil:
+    """Columns in front of the first that begins a line of out, if it does so in each row."""
+    cdef Py_ssize_t past = <Py_ssize_t> op.out.data & 63
+    return (64 - past) // size_of(op) if past and past % size_of(op) == 0 and op.out.col % 64 == 0 else 0
+
+
+cdef Py_ssize_t columns_of(RowOp* op) noexcept nogil:
+    """The length of the last batch axis, if elements are neighbours along it and not along the row; or 0."""
+    cdef Py_ssize_t n = op.x.n_batch, size = size_of(op)
+    if n == 0 or op.x.col == size and op.out.col == size:
+        return 0
+    if op.x.strides[n - 1] != size or op.out.strides[n - 1] != size:
+        return 0
+    op.where.row = op.where.strides[n - 1] if op.where.data != NULL else 0
+    return op.x.shape[n - 1] if op.x.shape[n - 1] > 1 else 0
+
+
+cdef void divide_rows(RowCall* call, int threads) noexcept nogil:
+    """Rows or groups, those of a task, and the scratch of a thread."""
+    cdef RowOp* op = &call.op
+    cdef Py_ssize_t real = FORMATS[op.type].real, lanes = FORMATS[op.type].lanes
+    cdef Py_ssize_t kept = op.n if op.n * real <= ROW_KEPT else ROW_CHUNK // real, slices, groups
+    if op.columns == 0:
+        # As many tasks for one thread as for another.
+        call.pieces = op.rows
+        call.of_a_task = ceil_div(op.rows, round_up(ceil_div(op.rows, most(1, ROW_TASK // op.n)), threads))
+        call.scratch_bytes = (3 * TOGETHER + 1 if kept * real <= ROW_IN_TURN else 2) * round_up(kept, lanes) * real + 64
+        call.scratch_bytes += 2 * ROW_GAP
+        return
+    op.group_columns = COLUMN_GROUPS
+    while op.group_columns > LEAST_GROUP and op.group_columns * kept * lanes * real > GROUP_BYTES:
+        op.group_columns //= 2
+    while op.group_columns > 1 and op.rows < threads * op.group_columns * lanes:
+        op.group_columns //= 2
+    op.lead = lead_of(op) if op.columns > op.group_columns * lanes else 0
+    if op.lead > op.group_columns * lanes:      # more than the scratch of a strip holds
+        op.lead = 0
+    slices = op.rows // op.columns
+    groups = ceil_div(op.columns - op.lead, op.group_columns * lanes) + (op.lead > 0)
+    call.pieces = slices * groups
+    # A long call's tasks hold several groups: one is read while the one before is written. In cache they are neighbours.
+    call.of_a_task = most(least(16, call.pieces // (4 * threads)), most(1, ROW_TASK // (op.n * op.group_columns * lanes)))
+    if not op.stream:
+        call.of_a_task = round_up(call.of_a_task, groups) if slices >= threads else ceil_div(groups, ceil_div(threads, slices))
+    call.scratch_bytes = kept * op.group_columns * lanes * real + (SCRATCH_GAP if threads > 1 else 0)
+
+
+cdef int at_most(RowOp* op, int threads) noexcept nogil:
+    """The threads asked for (see enter_threads), or as many as have OWN_BYTES each."""
+    cdef Py_ssize_t most_threads
+    if op.columns == 0 or op.stream:
+        return threads
+    most_threads = op.rows // op.columns * most(1, op.columns * size_of(op) // OWN_BYTES)
+    return <int> least(threads, most_threads) if threads > 0 else <int> most(threads, -most_threads)
+
+
+cdef int start_rows(RowCall* call, int threads, bint explicit) except -1:
+    cdef int taken
+    cdef bint shared = call.op.rows * call.op.n >= LEAST_PARALLEL_ROWS
+    call.op.stream = call.op.x.data != call.op.out.data and call.op.rows * call.op.n > STREAM_BYTES // (2 * size_of(&call.op))
+    if call.op.rows * call.op.n == 0:
+        return 0
+    taken = enter_threads(at_most(&call.op, threads) if shared else 1, explicit)
+    try:
+        divide_rows(call, taken)
+        call.scratch = <char*> aligned_memory(call.scratch_bytes * taken)
+        if call.scratch == NULL:
+            raise MemoryError("attnc: no memory for the softmax buffers")
+        try:
+            if shared:
+                with nogil:
+                    run_rows(call, taken)
+            else:                           # see start()
+                run_rows(call, taken)
+        finally:
+            free_aligned(call.scratch)
+    finally:
+        leave_threads(taken)
+    if call.stop:
+        raise_pending()
+    return 0
+
+
+cdef void run_rows(RowCall* call, int threads) noexcept nogil:
+    cdef Py_ssize_t i, n = ceil_div(call.pieces, call.of_a_task)
+    call.next_poll = seconds() + POLL_SECONDS
+    threads = possible_threads(<int> least(threads, n))
+    if threads == 1:                    # see run()
+        for i in range(n):
+            rows_step(call, i, 0)
+        return
+    if n <= OWN_TASKS * threads:
+        for i in prange(n, schedule="static", chunksize=1, num_threads=threads):
+            rows_step(call, i, threadid())
+        return
+    for i in prange(n, schedule="dynamic", chunksize=1, num_threads=threads):
+        rows_step(call, i, threadid())
+
+
+cdef void rows_step(RowCall* call, Py_ssize_t i, int thread) noexcept nogil:
+    cdef fp_state state
+    cdef const Kernels* kernels = &KERNELS[call.op.type]
+    cdef Py_ssize_t first = i * call.of_a_task, last = least(call.pieces, first + call.of_a_task)
+    if call.stop:
+        return
+    state = fp_enter()
+    if call.op.y.data != NULL:
+        kernels.softmax_backward(call, thread, first, last)
+    elif call.op.columns:
+        kernels.softmax_columns(call, thread, first, last)
+    else:
+        kernels.softmax_rows(call, thread, first, last)
+    fp_leave(state)
+    poll_rows(call, thread)
