@@ -1,7 +1,8 @@
-"""From checked arguments to one call of the kernels: the order of arrays, sizes and options."""
+"""The one way into the kernels: checked arguments, and by name the arrays that a call reads or writes beside them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -9,50 +10,60 @@ import numpy as np
 from . import _isa
 from .threads import resolve
 
-ATTEND, SCORES, WEIGH, WEIGHTS = 0, 1, 2, 3
-ROW_STATISTICS, KEY_STATISTICS, PLACES = 0, 1, 2     # parts of `statistics`
 COPIED = 1 << 22        # elements that NumPy copies in one piece, in milliseconds: it does not look for signals
 
 
-def run(mode: int, a, **arrays) -> tuple:
-    """Call the kernels for the arguments `a` with the `arrays` of `_operands`. Returns how the call was cut."""
-    return call(mode, *_operands(a, **arrays), a.num_threads)
+@dataclass(slots=True, kw_only=True)
+class RowRequest:
+    """Arrays (batch..., q_heads, q_len) that receive statistics of rows (src/call/requests.h); None: not wanted."""
+
+    norm: np.ndarray | None = None              # (..., 2): row maximum and inverse row sum
+    entropy: np.ndarray | None = None
+    max: np.ndarray | None = None
+    mean_position: np.ndarray | None = None
+    mean_distance: np.ndarray | None = None
+    top: np.ndarray | None = None               # (..., k), and their keys
+    top_keys: np.ndarray | None = None
+    k: int = 0
+    given: np.ndarray | None = None             # an lse that is an input
+
+
+@dataclass(slots=True, kw_only=True)
+class KeyRequest:
+    """Arrays (batch..., q_heads, kv_len) that receive statistics of keys, and what these are sums of."""
+
+    norm: np.ndarray | None = None              # of each row, or
+    given: np.ndarray | None = None             # its lse
+    row_weights: np.ndarray | None = None
+    order: np.ndarray | None = None             # the rows that count, None: all
+    walk: int = 0                               # their number
+    mass: np.ndarray | None = None
+    max: np.ndarray | None = None
+    visible: np.ndarray | None = None           # sum of the row weights of rows that see the key
+    hits: np.ndarray | None = None
+    threshold: float = 0.0
+    map: np.ndarray | None = None               # (batch..., q_heads, row bins, key bins), and its bins:
+    map_max: bool = False
+    row_bin: np.ndarray | None = None
+    bin_rows: np.ndarray | None = None
+    key_bins: int = 0
+    slot: np.ndarray | None = None
+    slot_start: np.ndarray | None = None
+    slot_bin: np.ndarray | None = None
+    products: np.ndarray | None = None          # (..., columns), and the factors of the rows:
+    factors: np.ndarray | None = None
+    columns: int = 0
+    nonfinite_factors: bool = False
+
+
+def run(entry: str, a, *request, **arrays):
+    """Call the entry point `entry` of the kernels (src/) for the checked arguments `a`; returns what it returns."""
+    return getattr(_isa.kernels, entry)(a, *resolve(a.num_threads), *request, **arrays)
 
 
 def run_fast(query, key, value, causal, out, num_threads) -> np.ndarray | None:
-    """Attention without other options, if the kernels see at once that the unchecked arguments are right."""
+    """Attention without other options; None if the unchecked arguments need the full checks."""
     return _isa.kernels.fast_attention(query, key, value, causal, out, *resolve(num_threads))
-
-
-def statistics(part: int, a, wants: tuple, progress, **arrays) -> float:
-    """Call the kernels for statistics of the weights; `wants` and the result are those of their `statistics`."""
-    return _isa.kernels.statistics(part, *_operands(a, **arrays), *resolve(a.num_threads), wants, progress)
-
-
-def run_backward(b, norm: np.ndarray | None, delta: np.ndarray, *, query=None, key=None, value=None,
-                 bias=None) -> tuple:
-    """Write the gradients that are given, and delta, for the checked arguments `b`. Returns how it was cut."""
-    arrays, batch, sizes, options = _operands(b.args, value=b.args.value, lse=b.lse)
-    extra = (b.grad_output, b.output, b.grad_lse, delta, query, key, value, bias)
-    return _isa.kernels.backward(arrays, extra, batch, sizes, options, *resolve(b.args.num_threads), norm)
-
-
-def _operands(a, *, value=None, out=None, lse=None, weights=None, scores=None, scale: float | None = None,
-              scales: tuple = (None, None)) -> tuple:
-    """Arrays in the order of the kernels, batch, sizes and options. None is not read or written."""
-    left, right = a.window or (None, None)
-    arrays = (
-        a.query, a.key, value, out, lse, weights, scores, a.mask, a.key_mask, a.bias,
-        None if a.q_offset is None else np.asarray(a.q_offset, np.int64), a.sinks, a.alibi_slopes, a.q_segments,
-        a.k_segments, a.q_lengths, a.kv_lengths, None, None, *scales)
-    sizes = (a.q_heads, a.kv_heads, a.q_len, a.kv_len, a.head_dim, 0 if value is None else a.value_dim)
-    options = (code(a.acc), a.causal, -1 if left is None else left, -1 if right is None else right,
-               a.scale if scale is None else scale, a.softcap or 0.0)
-    return arrays, a.batch, sizes, options
-
-
-def call(mode: int, arrays: tuple, batch: tuple, sizes: tuple, options: tuple, num_threads: int | None) -> tuple:
-    return _isa.kernels.attention(mode, arrays, batch, sizes, options, *resolve(num_threads))
 
 
 def run_rows(arrays: tuple, a, logarithm: bool) -> None:

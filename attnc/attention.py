@@ -106,24 +106,24 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
     return attend(a)
 
 
-def attend(a, scales: tuple = (None, None)) -> np.ndarray | AttentionResult:
-    """`attention` of checked arguments; `scales` are the factors of the rows of an int8 key and value."""
+def attend(a, **scales: np.ndarray) -> np.ndarray | AttentionResult:
+    """`attention` of checked arguments; `scales` are key_scale and value_scale, of the rows of an int8 cache."""
     output = np.empty(a.out_shape, a.dtype) if a.out is None else a.out
     view = output[None] if a.two_d else output.swapaxes(-2, -3) if a.layout == "bnhd" else output
     if not a.want:
-        _call.run(_call.ATTEND, a, value=a.value, out=view, scales=scales)
+        _call.run("attend", a, value=a.value, out=view, **scales)
         return output
     wanted = {name: _result(name, a) for name in a.want}
     if "scores" in wanted:
-        _call.run(_call.SCORES, a, scores=wanted["scores"], scales=scales)
-    results = dict(out=view, lse=wanted.get("lse"), weights=wanted.get("weights"), scales=scales)
+        _call.run("scores", a, scores=wanted["scores"], key_scale=scales.get("key_scale"))
+    results = dict(value=a.value, out=view, lse=wanted.get("lse"), weights=wanted.get("weights"), **scales)
     if STATISTICS.isdisjoint(wanted):
-        _call.run(_call.ATTEND, a, value=a.value, **results)
+        _call.run("attend", a, **results)
     else:
         top = np.empty((*a.lse_shape, 1), a.acc) if "argmax" in wanted else None
-        wants = (None, wanted.get("entropy"), wanted.get("max"), None, None, top, wanted.get("argmax"),
-                 int("argmax" in wanted), None)
-        _call.statistics(_call.ROW_STATISTICS, a, wants, None, value=a.value, **results)
+        request = _call.RowRequest(entropy=wanted.get("entropy"), max=wanted.get("max"), top=top,
+                                   top_keys=wanted.get("argmax"), k=int("argmax" in wanted))
+        _call.run("row_statistics", a, request, **results)
     return AttentionResult(output, **wanted)
 
 
@@ -178,7 +178,9 @@ q_lengths, kv_lengths, layout, num_threads
         a.causal = False
         a.softcap = a.softcap if stage == "capped" else None
     scores = np.empty(a.weights_shape, a.acc) if out is None else out
-    _call.run(_call.SCORES, a, scores=scores, scale=1.0 if stage == "raw" else None)
+    if stage == "raw":
+        a.scale = 1.0
+    _call.run("scores", a, scores=scores)
     return scores
 
 
@@ -229,7 +231,10 @@ q_lengths, kv_lengths, layout, num_threads
         num_threads=num_threads, gives="weights")
     given = None if lse is None else check_lse(lse, a)
     weights = np.empty(a.weights_shape, a.dtype) if out is None else out
-    _call.run(_call.ATTEND if given is None else _call.WEIGHTS, a, lse=given, weights=weights)
+    if given is None:
+        _call.run("attend", a, weights=weights)
+    else:
+        _call.run("weights_under_lse", a, lse=given, weights=weights)
     return weights
 
 
@@ -265,7 +270,5 @@ def weighted_sum(weights, value, *, out=None, num_threads=None) -> np.ndarray:
     """
     a = weighted_sum_args(weights, value, out, num_threads)
     output = np.empty(a.out_shape, a.dtype) if out is None else out
-    arrays = (None, None, a.value, output[None] if a.two_d else output, None, a.weights, *[None] * 15)
-    sizes = (a.q_heads, a.kv_heads, a.q_len, a.kv_len, 0, a.value_dim)
-    _call.call(_call.WEIGH, arrays, a.batch, sizes, (_call.code(a.acc), False, -1, -1, 1.0, 0.0), a.num_threads)
+    _call.run("weighted_sum", a, value=a.value, weights=a.weights, out=output[None] if a.two_d else output)
     return output

@@ -77,7 +77,8 @@ q_lengths, kv_lengths, layout, num_threads
     if "bias" in b.want:
         found["bias"] = np.zeros(a.bias.shape, np.float64 if shares_bias(a) else a.acc)
     known = norms(b.args, b.lse, b.sinks)
-    _call.run_backward(b, None if known is None else known.stored, delta, **found)
+    _call.run("backward", a, grad_output=b.grad_output, output=b.output, lse=b.lse, grad_lse=b.grad_lse, delta=delta,
+              norm=None if known is None else known.stored, **found)
     for name in found.keys() & {"query", "key", "value"}:
         given = getattr(a, name)
         if found[name].shape != given.shape:

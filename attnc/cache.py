@@ -184,7 +184,7 @@ q_lengths, layout, want, out, num_threads
                 self._unroll(a)
             if s.dtype == np.int8:
                 a.key, a.value = self._keys, self._values
-            return attend(a, self._scales)
+            return attend(a, key_scale=self._scales[0], value_scale=self._scales[1])
         finally:
             reader.release()
             self._readers.pop(reader, None)

@@ -183,7 +183,7 @@ class AttentionState(Locked):
                 a.sinks = None  # in the lse since the first chunk
             output = np.empty((*a.batch, a.q_heads, a.q_len, a.value_dim), a.dtype)
             lse = np.empty(output.shape[:-1], a.acc)
-            _call.run(_call.ATTEND, a, value=a.value, out=output, lse=lse)
+            _call.run("attend", a, value=a.value, out=output, lse=lse)
             part = _Part(output, *_sums(a, lse))
             if seen.sizes:
                 part = _merged([seen.part, part], promoted(seen.part.output.dtype, output.dtype))

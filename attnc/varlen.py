@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from . import _call, _isa
@@ -84,13 +86,10 @@ def alike(v: VarlenArgs) -> list[list[int]]:
 
 def _run(v: VarlenArgs, sequences: list[int], output: np.ndarray, lse: np.ndarray | None) -> None:
     """One call of the kernels; `output` is (heads, tokens, dim)."""
-    a = v.args
-    q_lengths, kv_lengths = v.q_lengths[sequences], v.kv_lengths[sequences]
-    slopes = a.alibi_slopes if a.alibi_slopes is None or a.alibi_slopes.ndim == 1 else a.alibi_slopes[sequences]
-    arrays = (a.query, a.key, a.value, output, lse, *[None] * 6, a.sinks, slopes, None, None, q_lengths, kv_lengths,
-              v.q_starts[sequences], v.k_starts[sequences], None, None)
-    sizes = (a.q_heads, a.kv_heads, int(q_lengths.max()), int(kv_lengths.max()), a.head_dim, a.value_dim)
-    left, right = a.window or (None, None)
-    options = (_call.code(a.acc), a.causal, -1 if left is None else left, -1 if right is None else right, a.scale,
-               a.softcap or 0.0)
-    _call.call(_call.ATTEND, arrays, (len(sequences),), sizes, options, a.num_threads)
+    a = copy.copy(v.args)
+    a.batch, a.q_lengths, a.kv_lengths = (len(sequences),), v.q_lengths[sequences], v.kv_lengths[sequences]
+    a.q_len, a.kv_len = int(a.q_lengths.max()), int(a.kv_lengths.max())
+    if a.alibi_slopes is not None and a.alibi_slopes.ndim == 2:
+        a.alibi_slopes = a.alibi_slopes[sequences]
+    _call.run("attend", a, value=a.value, out=output, lse=lse, q_starts=v.q_starts[sequences],
+              k_starts=v.k_starts[sequences])

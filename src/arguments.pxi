@@ -1,17 +1,13 @@
-# Arguments of the entry points: Python's arrays to Params.
+# Arguments of the entry points: attnc's checked arguments and arrays, read by name, to Params.
 
-cdef enum:
-    ARRAYS = 21
-    LSE = 4
-    WEIGHTS_ARRAY = 5
+cdef enum:                          # trailing axes of an array
     HEAD = 1
     ROW = 2
     COL = 4
+    ALL_AXES = HEAD | ROW | COL
 
-cdef int[ARRAYS] AXES = [HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW, HEAD | ROW | COL,
-                     HEAD | ROW | COL, HEAD | ROW | COL, COL, HEAD | ROW | COL, 0, HEAD, HEAD, ROW, COL, 0, 0, 0, 0, HEAD | ROW,
-                     HEAD | ROW]
-cdef int[ARRAYS] OUTPUT = [0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]   # lse and weights: as the mode is
+cdef enum:
+    ARRAYS = 32                     # at most, of one call
 
 cdef enum:                          # NumPy's own numbers of dtypes, part of its binary interface
     NUMPY_I8 = 1
@@ -20,15 +16,12 @@ cdef enum:                          # NumPy's own numbers of dtypes, part of its
     NUMPY_USER = 256                # from here on dtypes that others have registered: bfloat16, all that checks let in
 
 
-cdef int take(object x, Array* a, Py_buffer* view, int axes, bint writable) except -1:
-    """Open x as an argument; `axes` names its trailing ones (absent or single: stride 0). Whether it is to be closed.
+cdef int open_any(object x, Array* a, Py_buffer* view, int axes, bint writable) except -1:
+    """Open x as an argument; `axes` names its trailing ones (absent or single: stride 0).
 
-    Of bool and int64 the dtype is not asked. bfloat16, which can not be exported, is opened as its bits in uint16.
+    The dtypes of bool and int64 are not needed. bfloat16 has no buffer format, so its bits are opened as uint16.
     """
     cdef int num, dtype = F32
-    if x is None:
-        memset(a, 0, sizeof(Array))
-        return 0
     num = x.dtype.num
     if num == NUMPY_F64:
         dtype = F64
@@ -63,50 +56,72 @@ cdef int open_array(object x, int dtype, Array* a, Py_buffer* view, int axes, bi
 
 cdef struct Views:
     Py_buffer view[ARRAYS]
-    bint held[ARRAYS]
+    int held
 
 
-cdef int open_arrays(int mode, tuple arrays, Array** targets, Views* views) except -1:
-    """Open the arrays in the order of AXES; `views.held` says which are to be closed, also after an error."""
-    cdef int i
-    cdef bint output
-    for i in range(ARRAYS):
-        output = OUTPUT[i] or i == LSE and mode == ATTEND or i == WEIGHTS_ARRAY and mode in (ATTEND, WEIGHTS_UNDER_LSE)
-        views.held[i] = take(arrays[i], targets[i], &views.view[i], AXES[i], output)
+cdef int take(Views* views, object x, Array* a, int axes, bint writable=False) except -1:
+    """Open x, or nothing for None, until close_arrays()."""
+    if x is not None:
+        open_any(x, a, &views.view[views.held], axes, writable)
+        views.held += 1
     return 0
 
 
 cdef void close_arrays(Views* views):
     cdef int i
-    for i in range(ARRAYS):
-        if views.held[i]:
-            PyBuffer_Release(&views.view[i])
+    for i in range(views.held):
+        PyBuffer_Release(&views.view[i])
 
 
-cdef int set_sizes(Params* p, Py_ssize_t* shape, tuple batch, tuple sizes) except -1:
-    """Batch axes into `shape`; sizes are (q_heads, kv_heads, q_len, kv_len, head_dim, value_dim)."""
+cdef int set_sizes(Params* p, Py_ssize_t* shape, object args) except -1:
+    """Sizes, and the batch axes into `shape`."""
     cdef Py_ssize_t i
+    cdef object batch = args.batch
     p.batch.n, p.batch.shape, p.batches = len(batch), shape, 1
     for i in range(p.batch.n):
         shape[i] = batch[i]
         p.batches *= shape[i]
-    p.q_heads, p.kv_heads, p.q_len, p.kv_len, p.head_dim, p.value_dim = sizes
+    p.q_heads, p.kv_heads, p.q_len, p.kv_len = args.q_heads, args.kv_heads, args.q_len, args.kv_len
     p.group = p.q_heads // p.kv_heads if p.kv_heads else 1
     p.rows = p.q_len * p.group
+    p.type = F64 if args.acc.num == NUMPY_F64 else F32
     return 0
 
 
-cdef int open_call(Call* call, int mode, tuple arrays, tuple batch, tuple sizes, tuple options,
-                   Py_ssize_t* shape, Views* views) except -1:
-    """Everything that a call says, in its Params."""
-    cdef Params* p = &call.p
-    cdef Array** targets = [
-        &p.query, &p.key, &p.value, &p.out, &p.lse, &p.weights, &p.scores, &p.mask, &p.key_mask, &p.bias, &p.q_offset,
-        &p.sinks, &p.slopes, &p.q_segments, &p.k_segments, &p.q_lengths, &p.kv_lengths,
-        &p.q_starts, &p.k_starts, &p.key_scale, &p.value_scale]
-    open_arrays(mode, arrays, targets, views)
+cdef int open_operands(Params* p, object args, Views* views) except -1:
+    """Query, key and all options of attention."""
+    cdef object window = args.window, q_offset = args.q_offset, softcap = args.softcap
+    take(views, args.query, &p.query, ALL_AXES)
+    take(views, args.key, &p.key, ALL_AXES)
+    take(views, args.mask, &p.mask, ALL_AXES)
+    take(views, args.key_mask, &p.key_mask, COL)
+    take(views, args.bias, &p.bias, ALL_AXES)
+    take(views, None if q_offset is None else numpy.asarray(q_offset, numpy.int64), &p.q_offset, 0)
+    take(views, args.sinks, &p.sinks, HEAD)
+    take(views, args.alibi_slopes, &p.slopes, HEAD)
+    take(views, args.q_segments, &p.q_segments, ROW)
+    take(views, args.k_segments, &p.k_segments, COL)
+    take(views, args.q_lengths, &p.q_lengths, 0)
+    take(views, args.kv_lengths, &p.kv_lengths, 0)
+    p.head_dim, p.scale, p.causal = args.head_dim, args.scale, args.causal
+    p.softcap = 0 if softcap is None else softcap
+    p.left = p.right = -1
+    if window is not None:
+        left, right = window
+        p.left, p.right = -1 if left is None else left, -1 if right is None else right
+    return 0
+
+
+cdef int open_packed(Params* p, object q_starts, object k_starts, Views* views) except -1:
+    """Where packed sequences start, in the arrays that are packed."""
+    take(views, q_starts, &p.q_starts, 0)
+    take(views, k_starts, &p.k_starts, 0)
     p.query.starts = p.out.starts = p.lse.starts = <const int64_t*> p.q_starts.data
     p.key.starts = p.value.starts = <const int64_t*> p.k_starts.data
-    set_sizes(p, shape, batch, sizes)
-    p.type, p.causal, p.left, p.right, p.scale, p.softcap = options
+    return 0
+
+
+cdef int open_value(Params* p, object args, object value, Views* views) except -1:
+    take(views, value, &p.value, ALL_AXES)
+    p.value_dim = 0 if value is None else args.value_dim
     return 0

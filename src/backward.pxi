@@ -10,47 +10,42 @@ cdef enum:
     GRADIENT_BYTES = 768 * 1024    # of keys and values of a block, packed and as sums (384 K: 8 % slower at D = 128)
     MOST_GRADIENT_KEYS = 256
     ROW_BLOCKS = 4                 # blocks of rows for which a task of the pass over rows packs its keys
-    EXTRA = 8                      # arrays of a call for gradients beside those of AXES
-
-cdef int[EXTRA] EXTRA_AXES = [HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW, HEAD | ROW, HEAD | ROW | COL,
-                              HEAD | ROW | COL, HEAD | ROW | COL, HEAD | ROW | COL]
-cdef enum:
-    EXTRA_OUTPUTS = 3              # from here on they are written
 
 
-def backward(tuple arrays, tuple extra, tuple batch, tuple sizes, tuple options, int threads, bint explicit, norm=None):
-    """Gradients of attention under the lse in `arrays`, which are otherwise those of `attention` without results.
-
-    The extra arrays are grad_output, output, grad_lse, delta (of each row, written), and the gradients of query, key,
-    value (written) and bias (added to); those that are None are not computed. `norm` (call/requests.h) replaces the lse
-    of rows whose inverse sum in it is above 0.
+def backward(args, int threads, bint explicit, *, grad_output, output, lse, delta, grad_lse=None, norm=None, query=None,
+             key=None, value=None, bias=None):
+    """Gradients of attention under the lse: writes delta of each row, the gradients of query, key and value that are
+    given, and adds to that of bias. `norm` (call/requests.h) replaces the lse of rows whose inverse sum in it is above 0.
     """
     cdef Call call
     cdef Gradients g
     cdef Py_ssize_t shape[64]
     cdef Views views
-    cdef Views more
     cdef Pointers pointers
-    cdef int i
-    cdef Array** extras = [&g.grad_out, &g.output, &g.grad_lse, &g.delta, &g.query, &g.key, &g.value, &g.bias]
-    memset(&call, 0, sizeof(Call))
+    open_call(&call, &views)
     memset(&g, 0, sizeof(Gradients))
-    memset(&views.held, 0, sizeof(views.held))
-    memset(&more.held, 0, sizeof(more.held))
     pointers.held = 0
     call.gradients = &g
     try:
-        open_call(&call, BACKWARD, arrays, batch, sizes, options, shape, &views)
-        for i in range(EXTRA):
-            more.held[i] = take(extra[i], extras[i], &more.view[i], EXTRA_AXES[i], i >= EXTRA_OUTPUTS)
+        set_sizes(&call.p, shape, args)
+        open_operands(&call.p, args, &views)
+        open_value(&call.p, args, args.value, &views)
+        take(&views, lse, &call.p.lse, HEAD | ROW)
+        take(&views, grad_output, &g.grad_out, ALL_AXES)
+        take(&views, output, &g.output, ALL_AXES)
+        take(&views, grad_lse, &g.grad_lse, HEAD | ROW)
+        take(&views, delta, &g.delta, HEAD | ROW, True)
+        take(&views, query, &g.query, ALL_AXES, True)
+        take(&views, key, &g.key, ALL_AXES, True)
+        take(&views, value, &g.value, ALL_AXES, True)
+        take(&views, bias, &g.bias, ALL_AXES, True)
         call.p.key_request.norm = <double*> pointer(norm, &pointers)
         prepare(&call, BACKWARD)
-        g.value_dim, call.p.value_dim = call.p.value_dim, 0          # the forward pass has nothing to do with values
+        g.value_dim, call.p.value_dim = call.p.value_dim, 0          # the scores have nothing to do with values
         start(&call, divide_backward, compute_backward, threads, explicit)
         return plan_of(&call)
     finally:
         close_arrays(&views)
-        close_arrays(&more)
         close_pointers(&pointers)
 
 

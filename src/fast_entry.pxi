@@ -2,8 +2,6 @@
 
 from libc.math cimport sqrt
 
-import numpy
-
 cdef enum:
     MOST_THREADS = 4096             # the limit of the checks
 
@@ -20,7 +18,7 @@ def fast_attention(query, key, value, causal, out, threads, bint explicit):
     cdef Views views
     cdef Py_buffer* view = views.view
     cdef object dtype
-    cdef int code = 0, axes = HEAD | ROW | COL
+    cdef int code = 0
     cdef bint given
     if type(query) is not ARRAY or type(key) is not ARRAY or type(value) is not ARRAY:
         return None
@@ -35,19 +33,18 @@ def fast_attention(query, key, value, causal, out, threads, bint explicit):
         return None
     if explicit and not (type(threads) is int and 0 < threads <= MOST_THREADS):
         return None
-    memset(&call, 0, sizeof(Call))
-    memset(&views.held, 0, sizeof(views.held))
+    open_call(&call, &views)
     code = FAST_CODES[code]
     try:
-        views.held[0] = open_array(query, code, &p.query, &view[0], axes, False)
-        views.held[1] = open_array(key, code, &p.key, &view[1], axes, False)
-        views.held[2] = open_array(value, code, &p.value, &view[2], axes, False)
+        open_next(&views, query, code, &p.query, False)
+        open_next(&views, key, code, &p.key, False)
+        open_next(&views, value, code, &p.value, False)
         if not fast_sizes(p, view):
             return None
         given = out is not None
         if not given:
             out = EMPTY(query.shape if p.value_dim == p.head_dim else (*query.shape[:view.ndim - 1], p.value_dim), dtype)
-        views.held[3] = open_array(out, code, &p.out, &view[3], axes, False)
+        open_next(&views, out, code, &p.out, False)
         if given and not fast_out(p, view):
             return None
         p.type = F64 if code == F64 else F32
@@ -57,6 +54,12 @@ def fast_attention(query, key, value, causal, out, threads, bint explicit):
         return out
     finally:
         close_arrays(&views)
+
+
+cdef int open_next(Views* views, object x, int dtype, Array* a, bint writable) except -1:
+    open_array(x, dtype, a, &views.view[views.held], ALL_AXES, writable)
+    views.held += 1
+    return 0
 
 
 cdef bint fast_sizes(Params* p, Py_buffer* view) noexcept:

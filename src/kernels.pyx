@@ -5,6 +5,8 @@ from cpython.buffer cimport PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_IsContiguous
 from cython.parallel cimport prange, threadid
 from libc.string cimport memset
 
+import numpy
+
 include "declarations.pxi"
 include "arguments.pxi"
 include "plan.pxi"
@@ -18,26 +20,91 @@ include "probes/probes.pxi"
 watch_forks()
 
 
-def attention(int mode, tuple arrays, tuple batch, tuple sizes, tuple options, int threads, bint explicit):
-    """Run one call; options are (accumulation type, causal, left, right, scale, softcap). Returns how it was cut.
+def attend(args, int threads, bint explicit, *, value=None, out=None, lse=None, weights=None, key_scale=None,
+           value_scale=None, q_starts=None, k_starts=None):
+    """Output, lse and weights, those that are given, of the checked arguments `args`. Returns the Plan of the call.
 
-    mode is ATTEND (output, lse and weights, of which those given are written), SCORES, WEIGHTED_SUM (output from weights)
-    or WEIGHTS_UNDER_LSE. The arrays, in the order of AXES, are query, key, value, out, lse, weights, scores, mask,
-    key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths, q_starts, k_starts, key_scale,
-    value_scale. For `threads` see enter_threads.
+    `key_scale` and `value_scale` are the factors of int8 rows; `q_starts` and `k_starts` where packed sequences start. For
+    `threads` see enter_threads().
     """
     cdef Call call
     cdef Py_ssize_t shape[64]
     cdef Views views
-    memset(&call, 0, sizeof(Call))
-    memset(&views.held, 0, sizeof(views.held))
+    open_call(&call, &views)
     try:
-        open_call(&call, mode, arrays, batch, sizes, options, shape, &views)
-        prepare(&call, mode)
-        start(&call, divide, compute, threads, explicit)
-        return plan_of(&call)
+        set_sizes(&call.p, shape, args)
+        open_operands(&call.p, args, &views)
+        open_value(&call.p, args, value, &views)
+        take(&views, out, &call.p.out, ALL_AXES, True)
+        take(&views, lse, &call.p.lse, HEAD | ROW, True)
+        take(&views, weights, &call.p.weights, ALL_AXES, True)
+        take(&views, key_scale, &call.p.key_scale, HEAD | ROW)
+        take(&views, value_scale, &call.p.value_scale, HEAD | ROW)
+        open_packed(&call.p, q_starts, k_starts, &views)
+        return finish_call(&call, ATTEND, threads, explicit)
     finally:
         close_arrays(&views)
+
+
+def scores(args, int threads, bint explicit, *, scores, key_scale=None):
+    """Scores of every place."""
+    cdef Call call
+    cdef Py_ssize_t shape[64]
+    cdef Views views
+    open_call(&call, &views)
+    try:
+        set_sizes(&call.p, shape, args)
+        open_operands(&call.p, args, &views)
+        take(&views, scores, &call.p.scores, ALL_AXES, True)
+        take(&views, key_scale, &call.p.key_scale, HEAD | ROW)
+        return finish_call(&call, SCORES, threads, explicit)
+    finally:
+        close_arrays(&views)
+
+
+def weights_under_lse(args, int threads, bint explicit, *, lse, weights):
+    """Weights of every place, given the lse of each row."""
+    cdef Call call
+    cdef Py_ssize_t shape[64]
+    cdef Views views
+    open_call(&call, &views)
+    try:
+        set_sizes(&call.p, shape, args)
+        open_operands(&call.p, args, &views)
+        take(&views, lse, &call.p.lse, HEAD | ROW)
+        take(&views, weights, &call.p.weights, ALL_AXES, True)
+        return finish_call(&call, WEIGHTS_UNDER_LSE, threads, explicit)
+    finally:
+        close_arrays(&views)
+
+
+def weighted_sum(args, int threads, bint explicit, *, value, weights, out):
+    """Output from given weights; `args` has no query and key."""
+    cdef Call call
+    cdef Py_ssize_t shape[64]
+    cdef Views views
+    open_call(&call, &views)
+    try:
+        set_sizes(&call.p, shape, args)
+        open_value(&call.p, args, value, &views)
+        call.p.left = call.p.right = -1
+        call.p.scale = 1
+        take(&views, weights, &call.p.weights, ALL_AXES)
+        take(&views, out, &call.p.out, ALL_AXES, True)
+        return finish_call(&call, WEIGHTED_SUM, threads, explicit)
+    finally:
+        close_arrays(&views)
+
+
+cdef void open_call(Call* call, Views* views):
+    memset(call, 0, sizeof(Call))
+    views.held = 0
+
+
+cdef Plan finish_call(Call* call, int mode, int threads, bint explicit):
+    prepare(call, mode)
+    start(call, divide, compute, threads, explicit)
+    return plan_of(call)
 
 
 include "fast_entry.pxi"
@@ -55,10 +122,10 @@ def softmax(tuple arrays, tuple shape_of_x, int type, bint logarithm, int thread
     cdef Views views
     cdef Array** targets = [&op.x, &op.out, &op.where, &op.y]
     memset(&call, 0, sizeof(RowCall))
-    memset(&views.held, 0, sizeof(views.held))
+    views.held = 0
     try:
         for i in range(4):
-            views.held[i] = take(arrays[i], targets[i], &views.view[i], COL, i == 1)
+            take(&views, arrays[i], targets[i], COL, i == 1)
         op.batch.n, op.batch.shape, op.rows = len(shape_of_x) - 1, shape, 1
         for i in range(op.batch.n):
             shape[i] = shape_of_x[i]

@@ -3,7 +3,6 @@
 # between threads.
 
 cdef enum:
-    ROWS, KEYS, PLACES             # parts of `statistics`
     REQUESTS = 20
     MOST_KEY_BLOCK = 512
     LEAST_KEY_BLOCK = 128          # where keys are few, so that several threads have some
@@ -100,72 +99,103 @@ cdef void close_pointers(Pointers* pointers):
         PyBuffer_Release(&pointers.view[i])
 
 
-cdef int request_rows(RowRequest* w, tuple requests, Pointers* at) except -1:
-    norm, entropy, largest, position, distance, top, top_keys, k, given = requests
-    w.norm = <double*> pointer(norm, at)
-    w.entropy, w.max = pointer(entropy, at), pointer(largest, at)
-    w.position, w.distance = pointer(position, at), pointer(distance, at)
-    w.top, w.top_keys, w.k = pointer(top, at), <int64_t*> pointer(top_keys, at), k
-    w.given = pointer(given, at)
+cdef int request_rows(RowRequest* w, object request, Pointers* at) except -1:
+    w.norm, w.given = <double*> pointer(request.norm, at), pointer(request.given, at)
+    w.entropy, w.max = pointer(request.entropy, at), pointer(request.max, at)
+    w.position, w.distance = pointer(request.mean_position, at), pointer(request.mean_distance, at)
+    w.top, w.top_keys, w.k = pointer(request.top, at), <int64_t*> pointer(request.top_keys, at), request.k
     w.sums = w.entropy != NULL or w.position != NULL or w.distance != NULL
     w.any = 1
     return 0
 
 
-cdef int request_keys(KeyRequest* w, tuple requests, Pointers* at) except -1:
-    (norm, given, row_weights, order, walk, mass, largest, visible, hits, threshold, map, map_max, row_bin, bin_rows, key_bins,
-     slot, slot_start, slot_bin, products, factors, columns, nonfinite_factors) = requests
-    w.norm, w.given, w.row_weights = <double*> pointer(norm, at), pointer(given, at), pointer(row_weights, at)
-    w.order, w.walk = <int64_t*> pointer(order, at), walk
-    w.mass, w.max, w.visible = pointer(mass, at), pointer(largest, at), pointer(visible, at)
-    w.hits, w.threshold = <int64_t*> pointer(hits, at), threshold
-    w.map, w.map_max, w.row_bin = pointer(map, at), map_max, <int64_t*> pointer(row_bin, at)
-    w.bin_rows, w.key_bins = <double*> pointer(bin_rows, at), key_bins
-    w.row_bins = len(bin_rows) if bin_rows is not None else 0
-    w.slot, w.slot_start = <int64_t*> pointer(slot, at), <int64_t*> pointer(slot_start, at)
-    w.slot_bin = <int64_t*> pointer(slot_bin, at)
-    w.products, w.factors = pointer(products, at), pointer(factors, at)
-    w.columns, w.nonfinite_factors = columns, nonfinite_factors
+cdef int request_keys(KeyRequest* w, object request, Pointers* at) except -1:
+    w.norm, w.given = <double*> pointer(request.norm, at), pointer(request.given, at)
+    w.row_weights, w.order, w.walk = pointer(request.row_weights, at), <int64_t*> pointer(request.order, at), request.walk
+    w.mass, w.max, w.visible = pointer(request.mass, at), pointer(request.max, at), pointer(request.visible, at)
+    w.hits, w.threshold = <int64_t*> pointer(request.hits, at), request.threshold
+    w.map, w.map_max = pointer(request.map, at), request.map_max
+    w.row_bin, w.bin_rows = <int64_t*> pointer(request.row_bin, at), <double*> pointer(request.bin_rows, at)
+    w.row_bins = len(request.bin_rows) if request.bin_rows is not None else 0
+    w.key_bins = request.key_bins
+    w.slot, w.slot_start = <int64_t*> pointer(request.slot, at), <int64_t*> pointer(request.slot_start, at)
+    w.slot_bin = <int64_t*> pointer(request.slot_bin, at)
+    w.products, w.factors = pointer(request.products, at), pointer(request.factors, at)
+    w.columns, w.nonfinite_factors = request.columns, request.nonfinite_factors
     return 0
 
 
-def statistics(int part, tuple arrays, tuple batch, tuple sizes, tuple options, int threads, bint explicit,
-               tuple requests, progress):
-    """Statistics of the weights of one call; what `attention` takes, and which of them are wanted.
+def row_statistics(args, int threads, bint explicit, request, progress=None, *, value=None, out=None, lse=None, weights=None,
+                   key_scale=None, value_scale=None):
+    """Statistics of rows into the arrays of a RowRequest (attnc/_call.py), beside what attend() gives.
 
-    part ROWS fills statistics of rows, beside the output if that is given; KEYS those of keys; PLACES writes weights
-    under a norm. `requests` has the fields of RowRequest or KeyRequest (call/requests.h) in the order of request_rows and request_keys: C-contiguous
-    arrays over (batch, q_heads, rows or keys), or None. `progress` is None or a function of (done, total). Returns the natural
-    score per unit of the row maxima in `norm`.
+    `progress` is None or a function of (done, total). Returns the natural score per unit of the row maxima in `norm`.
     """
     cdef Call call
     cdef Params* p = &call.p
     cdef Py_ssize_t shape[64]
     cdef Views views
     cdef Pointers pointers
-    cdef int mode = ATTEND if part == ROWS else KEY_STATISTICS if part == KEYS else WEIGHTS_UNDER_LSE
-    memset(&call, 0, sizeof(Call))
-    memset(&views.held, 0, sizeof(views.held))
+    open_call(&call, &views)
     pointers.held = 0
     try:
-        open_call(&call, mode, arrays, batch, sizes, options, shape, &views)
+        set_sizes(p, shape, args)
+        open_operands(p, args, &views)
+        open_value(p, args, value, &views)
+        take(&views, out, &p.out, ALL_AXES, True)
+        take(&views, lse, &p.lse, HEAD | ROW, True)
+        take(&views, weights, &p.weights, ALL_AXES, True)
+        take(&views, key_scale, &p.key_scale, HEAD | ROW)
+        take(&views, value_scale, &p.value_scale, HEAD | ROW)
         call.progress = NULL if progress is None else <void*> progress
-        if part == ROWS:
-            # The states of few rows hold no statistics, so these take a second pass.
-            if p.out.data != NULL and p.rows <= SIZES.few_rows:
-                prepare(&call, mode)
-                start(&call, divide, compute, threads, explicit)
-                p.out.data = p.lse.data = p.weights.data = NULL
-                p.value_dim = p.kept_scores = 0
-            request_rows(&p.row_request, requests, &pointers)
-        else:
-            request_keys(&p.key_request, requests, &pointers)
-        prepare(&call, mode)
-        if part == KEYS:
-            start(&call, divide_keys, compute_key_statistics, threads, explicit)
-        else:
-            start(&call, divide, compute, threads, explicit)
+        # The states of few rows hold no statistics, so these take a second pass.
+        if p.out.data != NULL and p.rows <= SIZES.few_rows:
+            finish_call(&call, ATTEND, threads, explicit)
+            p.out.data = p.lse.data = p.weights.data = NULL
+            p.value_dim = p.kept_scores = 0
+        request_rows(&p.row_request, request, &pointers)
+        finish_call(&call, ATTEND, threads, explicit)
         return p.unit
+    finally:
+        close_arrays(&views)
+        close_pointers(&pointers)
+
+
+def key_statistics(args, int threads, bint explicit, request, progress=None):
+    """Statistics of keys into the arrays of a KeyRequest (attnc/_call.py)."""
+    cdef Call call
+    cdef Py_ssize_t shape[64]
+    cdef Views views
+    cdef Pointers pointers
+    open_call(&call, &views)
+    pointers.held = 0
+    try:
+        set_sizes(&call.p, shape, args)
+        open_operands(&call.p, args, &views)
+        call.progress = NULL if progress is None else <void*> progress
+        request_keys(&call.p.key_request, request, &pointers)
+        prepare(&call, KEY_STATISTICS)
+        start(&call, divide_keys, compute_key_statistics, threads, explicit)
+    finally:
+        close_arrays(&views)
+        close_pointers(&pointers)
+
+
+def weights_under_norm(args, int threads, bint explicit, progress=None, *, weights, norm=None, given=None):
+    """Weights of every place, given the norm of each row that row_statistics() wrote, or its lse."""
+    cdef Call call
+    cdef Py_ssize_t shape[64]
+    cdef Views views
+    cdef Pointers pointers
+    open_call(&call, &views)
+    pointers.held = 0
+    try:
+        set_sizes(&call.p, shape, args)
+        open_operands(&call.p, args, &views)
+        take(&views, weights, &call.p.weights, ALL_AXES, True)
+        call.progress = NULL if progress is None else <void*> progress
+        call.p.key_request.norm, call.p.key_request.given = <double*> pointer(norm, &pointers), pointer(given, &pointers)
+        finish_call(&call, WEIGHTS_UNDER_LSE, threads, explicit)
     finally:
         close_arrays(&views)
         close_pointers(&pointers)

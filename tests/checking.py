@@ -178,17 +178,17 @@ def wide_scores(query, key, stage, **options):
 @contextlib.contextmanager
 def plans():
     """Collect how the calls within are cut, as the kernels' Plan; the fast entry, which has none, is closed for them."""
-    taken, call, run_fast = [], _call.call, _call.run_fast
+    taken, run, run_fast = [], _call.run, _call.run_fast
 
-    def watched(*arguments):
-        taken.append(call(*arguments))
+    def watched(*arguments, **arrays):
+        taken.append(run(*arguments, **arrays))
         return taken[-1]
 
-    _call.call, _call.run_fast = watched, lambda *arguments: None
+    _call.run, _call.run_fast = watched, lambda *arguments: None
     try:
         yield taken
     finally:
-        _call.call, _call.run_fast = call, run_fast
+        _call.run, _call.run_fast = run, run_fast
 
 
 def same_bits(a, b):

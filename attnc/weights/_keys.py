@@ -46,11 +46,11 @@ class KeyStatistics:
             checks.check_accumulated(out, shape, self._a)
         with self._answer(progress, 2) as steps:
             found = self._sweep_keys(steps, order=order, row_weights=row_weights,
-                                     names=("mass", "seen") if normalize else ("mass",))
+                                     names=("mass", "visible") if normalize else ("mass",))
         mass = found["mass"]
         if normalize:
             with np.errstate(all="ignore"):
-                mass = np.where(found["seen"] == 0, 0, mass / found["seen"])
+                mass = np.where(found["visible"] == 0, 0, mass / found["visible"])
         mass = checks.over_heads(mass, heads, self._a).reshape(shape)
         if out is None:
             return mass

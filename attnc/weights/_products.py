@@ -28,7 +28,7 @@ def times(W, x) -> np.ndarray:
         some.sinks, some.alibi_slopes = (x if x is None else x.astype(dtype) for x in (some.sinks, some.alibi_slopes))
         lse = None if W._given is None else np.empty((*a.batch, some.q_heads, a.q_len), dtype)
         its = out[..., member::group, :, :]
-        _call.run(_call.ATTEND, some, value=columns[..., member::group, :, :], out=its, lse=lse)
+        _call.run("attend", some, value=columns[..., member::group, :, :], out=its, lse=lse)
         if lse is not None:
             _rescale(its, lse, W._given.reshape(*a.batch, a.q_heads, -1)[..., member::group, :])
     shape = (*W.shape[:-1], columns.shape[-1])

@@ -79,45 +79,42 @@ def rows(a, given: np.ndarray | None, names: tuple, k: int | None, report: Calla
         found["top"], found["top_keys"] = np.empty((*lead, k), a.acc), np.empty((*lead, k), np.int64)
     if given is None:
         found["norm"], found["lse"] = np.empty((*lead, 2), np.float64), np.empty(lead, a.acc)
-    get = found.get
-    wants = (get("norm"), get("entropy"), get("max"), get("mean_position"), get("mean_distance"), get("top"),
-             get("top_keys"), k or 0, given)
-    _call.statistics(_call.ROW_STATISTICS, a, wants, report, lse=get("lse"))
+    request = _call.RowRequest(k=k or 0, given=given, **{name: x for name, x in found.items() if name != "lse"})
+    _call.run("row_statistics", a, request, report, lse=found.get("lse"))
     return found
 
 
 def places(a, norm: np.ndarray | None, given: np.ndarray | None, out: np.ndarray,
            report: Callable | None = None) -> None:
     """Dense weights of the rows and keys of `a` into `out` (..., q_heads, q_len, kv_len)."""
-    wants = (norm, given, None, None, 0, *[None] * 4, 0.0, None, 0, None, None, 0, *[None] * 5, 0, 0)
-    _call.statistics(_call.PLACES, a, wants, report, weights=out)
+    _call.run("weights_under_norm", a, report, weights=out, norm=norm, given=given)
 
 
 def keys(a, norm: np.ndarray | None, given: np.ndarray | None, report: Callable | None, *,
          order: np.ndarray | None = None, row_weights: np.ndarray | None = None, names: tuple = (),
          threshold: float | None = None, bins: Bins | None = None,
          factors: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """Sums over the rows in `order` (None: all) by name out of ``mass``, ``max`` and ``seen``; with a `threshold`
+    """Sums over the rows in `order` (None: all) by name out of ``mass``, ``max`` and ``visible``; with a `threshold`
     ``hits``, with `bins` ``map``, with `factors` (..., q_heads, q_len, columns) ``products``."""
     lead = (*a.batch, a.q_heads)
     found = {name: np.zeros((*lead, a.kv_len), a.acc) for name in names}
-    map_wants = (None, 0, None, None, 0, None, None, None)
-    columns = 0
+    request = _call.KeyRequest(norm=norm, given=given, row_weights=row_weights, order=order)
     if threshold is not None:
-        found["hits"] = np.zeros((*lead, a.kv_len), np.int64)
+        found["hits"], request.threshold = np.zeros((*lead, a.kv_len), np.int64), threshold
     if bins is not None:
         found["map"] = np.zeros((*lead, len(bins.rows), bins.keys), a.acc)
-        order = bins.order
-        map_wants = (found["map"], bins.largest, bins.row_bin, bins.rows, bins.keys, *bins.slots(a))
+        request.order, request.row_bin, request.bin_rows = bins.order, bins.row_bin, bins.rows
+        request.key_bins, request.map_max = bins.keys, bins.largest
+        request.slot, request.slot_start, request.slot_bin = bins.slots(a)
     if factors is not None:
-        columns = factors.shape[-1]
-        found["products"] = np.zeros((*lead, a.kv_len, columns), a.acc)
-    walk = a.q_len if order is None else len(order)
-    wants = (norm, given, row_weights, order, walk, found.get("mass"), found.get("max"), found.get("seen"),
-             found.get("hits"), threshold or 0.0, *map_wants, found.get("products"), factors, columns,
-             factors is not None and not np.isfinite(factors).all())
-    if walk and a.kv_len and all(x.size for x in found.values()):
-        _call.statistics(_call.KEY_STATISTICS, a, wants, report)
+        request.factors, request.columns = factors, factors.shape[-1]
+        request.nonfinite_factors = not np.isfinite(factors).all()
+        found["products"] = np.zeros((*lead, a.kv_len, request.columns), a.acc)
+    for name, x in found.items():
+        setattr(request, name, x)
+    request.walk = a.q_len if request.order is None else len(request.order)
+    if request.walk and a.kv_len and all(x.size for x in found.values()):
+        _call.run("key_statistics", a, request, report)
     return found
 
 
