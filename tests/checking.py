@@ -17,8 +17,9 @@ WANT = ("lse", "weights", "scores")
 ORDERS = 16      # in which a twin may add its terms before a result is called wrong
 # q_heads, kv_heads, q_len, kv_len, head_dim, value_dim: few rows in one block of keys; few rows, keys split over tasks;
 # rows that fill vectors, and keys that are whole ones; rows in several tasks with shared keys
-PATHS = {"few": (6, 3, 5, 70, 20, 20), "split": (4, 2, 3, 2100, 9, 5), "strips": (4, 2, 7, 150, 32, 64),
+PATHS = {"few": (6, 3, 3, 70, 20, 20), "split": (4, 2, 3, 2100, 9, 5), "strips": (4, 2, 7, 150, 32, 64),
          "shared": (4, 2, 36, 530, 8, 12)}
+PATH_OF = {"few": "in_place", "split": "in_place", "strips": "strips", "shared": "packed"}
 
 
 @contextlib.contextmanager
@@ -177,7 +178,7 @@ def wide_scores(query, key, stage, **options):
 
 @contextlib.contextmanager
 def plans():
-    """Collect how the calls within are cut, as the kernels' Plan; the fast entry, which has none, is closed for them."""
+    """Collect the Plan of each call within, how it is cut; the fast entry, which has none, is closed for them."""
     taken, run, run_fast = [], _call.run, _call.run_fast
 
     def watched(*arguments, **arrays):

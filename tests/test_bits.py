@@ -4,11 +4,11 @@ import mmap
 
 import numpy as np
 import pytest
-from checking import DTYPES, PATHS, WANT, assert_same_bits, inputs
+from checking import DTYPES, PATH_OF, PATHS, WANT, assert_same_bits, inputs, plans
 from slow import NAMES, some_option
 
 import attnc
-from attnc.varlen import PATH_ROWS
+from attnc import _isa
 
 
 def problem(random, path, dtype="float32", chance=0.25, **fixed):
@@ -24,6 +24,15 @@ def problem(random, path, dtype="float32", chance=0.25, **fixed):
 
 def run(arrays, options, want=WANT, **more):
     return attnc.attention(*arrays, want=want, **options, **more)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths(isa, path):
+    """The tests of this file take the paths that they name."""
+    with plans() as taken:
+        run(inputs(np.random.default_rng(0), (2,), *PATHS[path]), {}, ())
+    assert [plan.path for plan in taken] == [PATH_OF[path]]
+    assert (taken[0].splits > 1) == (path == "split")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -122,8 +131,12 @@ def test_the_number_of_rows_counts_by_its_class(isa, counts, keys, depth, value_
                     assert_same_bits(row, first, f"{count} rows, {group} heads")
 
 
-def test_the_classes_of_row_counts_are_those_of_packed_sequences():
-    assert tuple(counts[-1] for counts in CLASSES[:-1]) == PATH_ROWS
+def test_the_kernels_change_their_path_only_between_classes(isa):
+    """The classes of the page hold on every instruction set and type, which may have fewer."""
+    for acc in (0, 1):
+        for counts in CLASSES:
+            assert len({_isa.kernels.path_class(acc, n) for n in range(counts[0], counts[-1] + 1)}) == 1, counts
+        assert _isa.kernels.path_class(acc, 64) != _isa.kernels.path_class(acc, 65)
 
 
 def read_only_map(x, tmp_path):
@@ -316,8 +329,8 @@ def test_weights_whether_kept_or_computed_again(isa, seed, rows, keys, depth, be
 @pytest.mark.parametrize("rows, keys, depth, value_dim", [
     (16, 16, 32, 32), (12, 20, 64, 32), (7, 64, 128, 64), (16, 1, 16, 128), (44, 47, 48, 16), (64, 65, 64, 64),
     (31, 500, 32, 32)])
-def test_all_steps_at_once(isa, rows, keys, depth, value_dim, dtype, seed):
-    """Short heads of which only the output is wanted take all steps at once, the same operations in the same order."""
+def test_fused(isa, rows, keys, depth, value_dim, dtype, seed):
+    """Small heads of which only the output is wanted are fused: the same operations in the same order."""
     random = np.random.default_rng([seed, rows, keys])
     query, key, value = inputs(random, (3,), 2, 2, rows, keys, depth, value_dim, dtype)
     large = np.inf if dtype == "float16" else 1e30
@@ -326,7 +339,21 @@ def test_all_steps_at_once(isa, rows, keys, depth, value_dim, dtype, seed):
     for options in ({}, {"causal": True}, {"kv_lengths": [keys, keys // 2, 0]}, {"scale": -2.0},
                     {"q_offset": 3, "causal": True}):
         steps = attnc.attention(query, key, value, want="lse", **options).output
+        with plans() as taken:
+            assert_same_bits(attnc.attention(query, key, value, **options), steps, str(options))
+        assert [plan.path == "fused" for plan in taken] == [fuses(isa, dtype, rows, depth, value_dim)]
         assert_same_bits(attnc.attention(query, key, value, **options), steps, str(options))
         apart = [np.stack([x, x], axis=-1)[..., 1] for x in (query, key, value)]
         out = np.empty((3, 2, value_dim, rows), dtype=query.dtype).swapaxes(-1, -2)
         assert_same_bits(attnc.attention(*apart, out=out, **options), steps, str(options))
+
+
+def fuses(isa, dtype, rows, depth, value_dim):
+    """Whether a head of so many rows of a few keys is fused: its strips are filled, and not multiplied in pairs."""
+    lanes = {"avx2": 32, "avx512": 64, "avx512bf16": 64}.get(isa, 16) // (8 if dtype == "float64" else 4)
+    strip = max(8, lanes)
+    if isa in ("base", "neon"):
+        return False
+    if isa == "avx512bf16" and dtype == "bfloat16" and (rows > 16 or (depth % 32 == 0 and value_dim % 64 == 0)):
+        return False
+    return rows > 6 and 2 * rows > lanes if rows <= 16 else 5 * -(-rows // strip) * strip <= 6 * rows

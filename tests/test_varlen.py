@@ -5,10 +5,10 @@ import pytest
 from checking import DTYPES, assert_same_bits, dtype_of, largest, normal, plans
 
 import attnc
-from attnc import reference
+from attnc import _isa, reference
 from attnc._checks import varlen_args
 from attnc.testing import assert_within, exact_attention
-from attnc.varlen import PATH_ROWS, alike
+from attnc.varlen import alike
 
 LENGTHS = {
     "one": ([5], [7]),
@@ -84,7 +84,9 @@ def test_the_twin_is_one_by_one(seed):
 def test_the_path_of_a_sequence_alone(isa, q_heads, kv_heads, seed):
     """Few rows and many, on both sides of the border: keys are split in the packed call as they are alone."""
     group = q_heads // kv_heads
-    border = PATH_ROWS[-1] // group
+    classes = [_isa.kernels.path_class(0, n) for n in range(200)]
+    split_rows = max(n for n in range(1, 200) if classes[n] != classes[-1])
+    border = split_rows // group
     q_lengths = [border, border + 1, 1, border - 1 or 2, border + 2]
     q_bounds, k_bounds = np.concatenate(([0], np.cumsum(q_lengths))), np.arange(6) * 2100
     random = np.random.default_rng(seed)
@@ -96,16 +98,17 @@ def test_the_path_of_a_sequence_alone(isa, q_heads, kv_heads, seed):
         for i in range(5):
             rows, keys = slice(*q_bounds[i:i + 2]), slice(*k_bounds[i:i + 2])
             attnc.attention(query[rows], key[keys], key[keys], layout="bnhd")
-    assert [plan.splits > 1 for plan in alone] == [n * group <= PATH_ROWS[-1] for n in q_lengths]
+    assert [plan.splits > 1 for plan in alone] == [n * group <= split_rows for n in q_lengths]
     groups = alike(varlen_args(query, key, key, q_bounds, k_bounds, alibi_slopes=None, want=()))
     assert sorted(i for group in groups for i in group) == [0, 1, 2, 3, 4] and len(groups) == len(taken)
     for sequences, plan in zip(groups, taken, strict=True):
-        assert {(alone[i]["splits"], alone[i]["block_k"]) for i in sequences} == {(plan.splits, plan.block_k)}
+        cuts = {(alone[i].path, alone[i].splits, alone[i].block_k) for i in sequences}
+        assert cuts == {(plan.path, plan.splits, plan.block_k)}
 
 
 @pytest.mark.parametrize("q_heads, kv_heads, kv_len", [(1, 1, 33), (2, 2, 1100), (6, 2, 40)])
 def test_every_number_of_rows(isa, q_heads, kv_heads, kv_len, seed):
-    """Lengths 1 to 100 in one packed call: a path of the kernels with a border that is not in PATH_ROWS would show."""
+    """Lengths 1 to 100 in one packed call: a border of the kernels that path_class() does not have would show."""
     random = np.random.default_rng(seed)
     q_bounds, k_bounds = np.concatenate(([0], np.cumsum(np.arange(1, 101)))), np.arange(101) * kv_len
     query = normal(random, (q_bounds[-1], q_heads, 19))

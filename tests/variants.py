@@ -68,8 +68,9 @@ WAYS = {
                      "states", "AddressSanitizer: heap-"), left_out=f"{UNWATCHED} or avx512- or avx512]"),
     "clang": Way("clang", "-fsanitize=address,undefined -fno-sanitize-recover=undefined -shared-libasan -O1", KERNELS,
                  # Python builds with -fwrapv: sums that overflow, of pointers too, are defined and not watched.
-                 Fault("src/attention/queries.h", "t->row_sum[r] = 0;", "volatile int far = 40; t->row_sum[r] = 0 * (1 << far);",
-                       "weighted_sum", "shift exponent 40 is too large"),
+                 Fault("src/attention/queries.h", "t->row_sum[r] = 0;",
+                       "volatile int far = 40; t->row_sum[r] = 0 * (1 << far);", "weighted_sum",
+                       "shift exponent 40 is too large"),
                  refuses=AVX512, left_out=UNWATCHED),
     "thread": Way("clang", "-fsanitize=thread", files(
                       2, "threads", "bits", "faults", "float_state", "signals", "invariants", "backward", "softmax",
@@ -78,7 +79,8 @@ WAYS = {
                   refuses=AVX512, left_out=ALONE),
     # valgrind 3.19 knows no AVX-512: there Python is not offered those sets.
     "valgrind": Way("gcc", "", ("tests/fuzz.py", "1000"),
-                    Fault("src/attention/queries.h", "        t->row_sum[r] = 0;\n", "", None, "uninitialised"), refuses=AVX512),
+                    Fault("src/attention/queries.h", "        t->row_sum[r] = 0;\n", "", None,
+                          "uninitialised"), refuses=AVX512),
     # Built without flags of their own: what builds is tested on the usual kernels.
     "serial": Way("gcc", "", ("-m", "not more and not peers"), None, refuses="-fopenmp",
                   left_out="test_build or test_wheel"),

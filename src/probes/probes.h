@@ -2,6 +2,8 @@
 #ifndef ATTNC_PROBES_H
 #define ATTNC_PROBES_H
 
+#include <stddef.h>
+
 #include "simd/simd.h"
 
 #ifdef __aarch64__
