@@ -204,3 +204,11 @@ cdef extern from "kernels.h" nogil:
     ctypedef unsigned fp_state
     fp_state fp_enter()
     void fp_leave(fp_state)
+
+# Behind the headers: what Cython writes is compiled for size, 16 of 260 kB of a compressed module.
+cdef extern from *:
+    """
+    #if defined(__GNUC__) && !defined(__clang__)
+    #pragma GCC optimize ("Os")
+    #endif
+    """

@@ -418,7 +418,7 @@ def test_attention_of_threads_runs_at_the_same_time(monkeypatch):
     cache.append(*np.ones((2, 1, 1, 3, 8)))
     both = threading.Barrier(2)
     attend = sys.modules["attnc.cache"].attend
-    monkeypatch.setattr("attnc.cache.attend", lambda *args: (both.wait(20) and None) or attend(*args))
+    monkeypatch.setattr("attnc.cache.attend", lambda *args, **scales: (both.wait(20) and None) or attend(*args, **scales))
     found = at_once(*[lambda: cache.attend(np.ones((1, 1, 1, 8), np.float32))] * 2)
     assert_same_bits(*found)
 
@@ -427,7 +427,7 @@ def test_attention_that_ends_with_an_error_holds_nobody_up(monkeypatch):
     cache = attnc.KVCache(1, 1, 8, capacity=4, dtype=np.float32)
     cache.append(*np.ones((2, 1, 1, 1, 8)))
 
-    def stopped(*args):
+    def stopped(*args, **scales):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("attnc.cache.attend", stopped)

@@ -99,8 +99,8 @@ STEP void T(cap_slopes)(const Params *p, const Task *t, ix n, GradientScratch *b
 }
 
 /* From scores and dP to weights and dS, in place. A rounded lse must not make a weight larger than 1. */
-INLINE void T(gradients)(const int rows, const int capped, const Params *p, REAL *s, REAL *g, ix from, ix to,
-                         const REAL *lse, const double *inverse, const REAL *delta, const REAL *slopes) {
+INLINE void T(gradients)(const int rows, const Params *p, REAL *s, REAL *g, ix from, ix to,
+                         const REAL *lse, const double *inverse, const REAL *delta) {
     const VEC c = V(set1)((REAL)p->exponent), never = V(set1)(-INFINITY), zero = V(set1)(0);
     VINT alive[GROUP_ROWS];
     UNROLL for (int r = 0; r < rows; r++) alive[r] = V(set1)(lse[r]) != never;
@@ -110,7 +110,6 @@ INLINE void T(gradients)(const int rows, const int capped, const Params *p, REAL
             VEC w = V(exp2)(-V(max)(zero, (V(set1)(lse[r]) - x) * c)) * V(set1)((REAL)inverse[r]);
             w = (VEC)((VINT)w & (x != never) & alive[r]);
             VEC d = w * (V(load)(g + r * p->width + j) - V(set1)(delta[r]));
-            if (capped) d *= V(load)(slopes + r * p->width + j);
             V(store)(s + r * p->width + j, w);
             V(store)(g + r * p->width + j, (VEC)((VINT)d & (w != zero)));
         }
@@ -121,11 +120,15 @@ STEP void T(score_gradients)(const Params *p, const Task *t, ix r0, ix n, int ca
     REAL *s = G_(weights) + r0 * p->width, *g = G_(scores) + r0 * p->width;
     const REAL *lse = P_(final_max) + r0, *delta = G_(delta) + r0, *slopes = b->slopes;
     const double *inverse = t->inverse + r0;
-#define ROWS(rows) \
-    if (capped) T(gradients)(rows, 1, p, s, g, t->from, t->to, lse, inverse, delta, slopes); \
-    else T(gradients)(rows, 0, p, s, g, t->from, t->to, lse, inverse, delta, slopes)
+#define ROWS(rows) T(gradients)(rows, p, s, g, t->from, t->to, lse, inverse, delta)
     ROW_CASES(n, ROWS)
 #undef ROWS
+    for (ix r = 0; capped && r < n; r++)
+        for (ix j = t->from; j < t->to; j += LANES) {
+            const ix at = r * p->width + j;
+            VEC d = V(load)(g + at) * V(load)(slopes + at);
+            V(store)(g + at, (VEC)((VINT)d & (V(load)(s + at) != V(set1)(0))));
+        }
 }
 
 /* Zeros at the columns of a group that were not computed. */

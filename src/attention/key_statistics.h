@@ -11,11 +11,12 @@ STEP void T(begin_key_statistics)(const Params *p, Task *t) {
     memset(t->stats.products, 0, p->width * w->columns * sizeof(double));
 }
 
-/* Scores to weights under the norm, in place; their sum over the rows times `factor` into part, the largest into top. */
-INLINE void T(weights_of_keys)(const int rows, const int given, REAL *s, ix stride, ix from, ix to, const REAL *shift, VEC c,
+/* Scores to weights under the norm, in place; their sum over the rows times `factor` added to part, unless this is the `first`
+ * of it, the largest into top. With `given`, weights may be above 1. */
+INLINE void T(weights_of_keys)(const int rows, const int given, const int first, REAL *s, ix stride, ix from, ix to, const REAL *shift, VEC c,
                         const REAL *inverse, const REAL *factor, REAL *part, REAL *top) {
     for (ix j = from; j < to; j += LANES) {
-        VEC sum = V(set1)(0), peak = V(load)(top + j);
+        VEC sum = first ? V(set1)(0) : V(load)(part + j), peak = V(load)(top + j);
         UNROLL for (int r = 0; r < rows; r++) {
             VEC power = (V(load)(s + r * stride + j) - V(set1)(shift[r])) * c;
             VEC x = (given ? V(exp2_any)(power) : V(exp2)(power)) * V(set1)(inverse[r]);
@@ -108,12 +109,11 @@ STEP void T(add_key_statistics)(const Params *p, Task *t, ix r0, ix n, ix block)
         shift[r] = inverse[r] = 0;
     }
     const VEC c = V(set1)((REAL)p->exponent);
-#define ROWS(rows) T(weights_of_keys)(rows, 0, s, width, from, to, shift, c, inverse, factor, part, top)
+#define ROWS(rows) T(weights_of_keys)(rows, 0, 1, s, width, from, to, shift, c, inverse, factor, part, top)
     if (!w->given) { ROW_CASES(n, ROWS) }
 #undef ROWS
-#define ROWS(rows) T(weights_of_keys)(rows, 1, s, width, from, to, shift, c, inverse, factor, part, top)
-    else { ROW_CASES(n, ROWS) }
-#undef ROWS
+    for (ix r = 0; w->given && r < n; r++)                   /* row by row: less code for what is rare, the same sums */
+        T(weights_of_keys)(1, 1, r == 0, s + r * width, width, from, to, shift + r, c, inverse + r, factor + r, part, top);
     for (ix r = 0; r < n; r++)
         for (ix j = t->column; nan[r] && j < t->columns; j++) {
             if (!t->stats.nan[r * width + j]) continue;
