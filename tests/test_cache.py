@@ -418,7 +418,12 @@ def test_attention_of_threads_runs_at_the_same_time(monkeypatch):
     cache.append(*np.ones((2, 1, 1, 3, 8)))
     both = threading.Barrier(2)
     attend = sys.modules["attnc.cache"].attend
-    monkeypatch.setattr("attnc.cache.attend", lambda *args, **scales: (both.wait(20) and None) or attend(*args, **scales))
+
+    def together(*args, **scales):
+        both.wait(20)
+        return attend(*args, **scales)
+
+    monkeypatch.setattr("attnc.cache.attend", together)
     found = at_once(*[lambda: cache.attend(np.ones((1, 1, 1, 8), np.float32))] * 2)
     assert_same_bits(*found)
 
