@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _call
-from ._checks.backward import FAR, agrees
+
+FAR = 1024.0             # an lse beyond this has lost more than 2**-14 of the row sum in float32
+AGREEMENT = 4            # roundings by which two lse of the same keys may differ
 
 
 class Norms(NamedTuple):
@@ -37,5 +39,11 @@ def norms(a: Any, lse: np.ndarray, sinks: np.ndarray | None = None) -> Norms | N
         rows = (*a.batch, a.q_heads, a.q_len)
         stored, own = np.empty((*rows, 2), np.float64), np.empty(rows, a.acc)
         unit = _call.run("row_statistics", a, _call.RowRequest(norm=stored), lse=own)
-        stored[~agrees(own, lse.reshape(rows))] = 0
+        stored[~_agrees(own, lse.reshape(rows))] = 0
         return Norms(stored, stored[..., 0] * unit, stored[..., 1])
+
+
+def _agrees(own: np.ndarray, lse: np.ndarray) -> np.ndarray:
+    """Where a given `lse` is large, and `own`, that of these keys, is the same but for rounding."""
+    bound = AGREEMENT * np.finfo(lse.dtype).eps * np.abs(lse)
+    return (np.abs(lse) > FAR) & (lse != -np.inf) & ((np.abs(own - lse) <= bound) | (own == lse))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from . import _call
-from ._checks import backward_args, softmax_backward_args
-from ._checks.backward import full_shape, shares_bias, sum_to
+from ._checks import Args, BackwardArgs, backward_args, softmax_backward_args
 from ._norms import norms
 from .results import AttentionGradients
 
@@ -75,33 +76,64 @@ q_lengths, kv_lengths, layout, num_threads
     delta = np.empty(a.lse_shape, a.acc)
     found = {name: _empty(b, name) for name in b.want if name in ("query", "key", "value")}
     if "bias" in b.want:
-        found["bias"] = np.zeros(a.bias.shape, np.float64 if shares_bias(a) else a.acc)
+        found["bias"] = np.zeros(a.bias.shape, np.float64 if _shares_bias(a) else a.acc)
     known = norms(b.args, b.lse, b.sinks)
     _call.run("backward", a, grad_output=b.grad_output, output=b.output, lse=b.lse, grad_lse=b.grad_lse, delta=delta,
               norm=None if known is None else known.stored, **found)
     for name in found.keys() & {"query", "key", "value"}:
         given = getattr(a, name)
         if found[name].shape != given.shape:
-            found[name] = sum_to(found[name], given.shape).astype(given.dtype)
+            found[name] = _sum_to(found[name], given.shape).astype(given.dtype)
         found[name] = b.as_given(found[name])
     if "bias" in found:
         found["bias"] = found["bias"].astype(a.bias.dtype, copy=False)
     if "sinks" in b.want:
         with np.errstate(all="ignore"):
             shares = None if known is None else known.shares_of(b.sinks)
-            found["sinks"] = b.of_sinks(delta, shares).astype(b.sinks_like.dtype)
+            found["sinks"] = _of_sinks(b, delta, shares).astype(b.sinks_like.dtype)
     return AttentionGradients(**{name: found[name] for name in b.want})
 
 
 def _empty(b, name: str) -> np.ndarray:
     """A place for a gradient, (batch..., heads, length, dim): in the accumulation dtype if batch elements share it."""
     a, given = b.args, getattr(b.args, name)
-    shape = full_shape(a, name)
+    shape = _full_shape(a, name)
     dtype = given.dtype if given.shape == shape else a.acc
     new = np.empty if a.q_len and a.q_heads else np.zeros        # without a row the kernels write nothing
     if a.layout == "bnhd":
         return new((*shape[:-3], shape[-2], shape[-3], shape[-1]), dtype).swapaxes(-2, -3)
     return new(shape, dtype)
+
+
+def _of_sinks(b: BackwardArgs, delta: np.ndarray, known: np.ndarray | None) -> np.ndarray:
+    """Gradient of the sinks: the share of each sink times -delta, over all rows; summed in float64 at least.
+
+    `known` has the shares of rows that do not depend on the lse, and NaN for the others.
+    """
+    wide = np.result_type(np.float64, delta.dtype)
+    rows = math.prod(b.args.batch), b.args.q_heads, b.args.q_len
+    lse, delta = (x.reshape(rows).astype(wide) for x in (b.lse, delta))
+    share = np.where(lse == -np.inf, 0, np.exp(b.sinks[:, None] - lse))
+    if known is not None:
+        share = np.where(np.isnan(known.reshape(rows)), share, known.reshape(rows))
+    return -np.where(share == 0, 0, share * delta).sum((0, 2)).reshape(b.sinks_like.shape)
+
+
+def _sum_to(x: np.ndarray, shape: tuple) -> np.ndarray:
+    """The gradient of an array of `shape` from that of its broadcast: the sum over the axes that were broadcast."""
+    missing = x.ndim - len(shape)
+    axes = [k for k in range(x.ndim) if k < missing or (shape[k - missing] == 1 and x.shape[k] != 1)]
+    return (x.sum(tuple(axes), keepdims=True) if axes else x).reshape(shape)
+
+
+def _full_shape(a: Args, name: str) -> tuple:
+    """Shape of the gradient of query, key or value with all batch axes."""
+    return *a.batch, *getattr(a, name).shape[-3:]
+
+
+def _shares_bias(a: Args) -> bool:
+    """Whether several scores have one element of the bias."""
+    return a.bias.size != math.prod(a.batch) * a.q_heads * a.q_len * a.kv_len
 
 
 def softmax_backward(grad_output, output, axis=-1, *, num_threads=None) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +13,6 @@ from .scalars import check_num_threads, check_want
 from .stages import check_axes
 
 GRADIENTS = ("query", "key", "value", "bias", "sinks")
-FAR = 1024.0             # an lse beyond this has lost more than 2**-14 of the row sum in float32
-AGREEMENT = 4            # roundings by which two lse of the same keys may differ
 
 
 @dataclass(slots=True)
@@ -38,19 +35,6 @@ class BackwardArgs:
         """A gradient of query, key or value in the axes of what the caller gave."""
         a = self.args
         return gradient[0] if a.two_d else gradient.swapaxes(-2, -3) if a.layout == "bnhd" else gradient
-
-    def of_sinks(self, delta: np.ndarray, known: np.ndarray | None) -> np.ndarray:
-        """Gradient of the sinks: the share of each sink times -delta, over all rows; summed in float64 at least.
-
-        `known` has the shares of rows that do not depend on the lse, and NaN for the others.
-        """
-        wide = np.result_type(np.float64, delta.dtype)
-        rows = math.prod(self.args.batch), self.args.q_heads, self.args.q_len
-        lse, delta = (x.reshape(rows).astype(wide) for x in (self.lse, delta))
-        share = np.where(lse == -np.inf, 0, np.exp(self.sinks[:, None] - lse))
-        if known is not None:
-            share = np.where(np.isnan(known.reshape(rows)), share, known.reshape(rows))
-        return -np.where(share == 0, 0, share * delta).sum((0, 2)).reshape(self.sinks_like.shape)
 
 
 def backward_args(grad_output, query, key, value, output, lse, *, sinks, want, grad_lse, **options) -> BackwardArgs:
@@ -75,12 +59,6 @@ def backward_args(grad_output, query, key, value, output, lse, *, sinks, want, g
                         names)
 
 
-def agrees(own: np.ndarray, lse: np.ndarray) -> np.ndarray:
-    """Where a given `lse` is large, and `own`, that of these keys, is the same but for rounding."""
-    bound = AGREEMENT * np.finfo(lse.dtype).eps * np.abs(lse)
-    return (np.abs(lse) > FAR) & (lse != -np.inf) & ((np.abs(own - lse) <= bound) | (own == lse))
-
-
 def _exactly(name: str, x: np.ndarray, shape: tuple, what: str) -> np.ndarray:
     check_fits(name, x.shape, shape, what, exact=len(shape))
     return x
@@ -88,13 +66,6 @@ def _exactly(name: str, x: np.ndarray, shape: tuple, what: str) -> np.ndarray:
 
 def _rows(a: Args, x: np.ndarray) -> np.ndarray:
     return x[None] if a.two_d else x.swapaxes(-2, -3) if a.layout == "bnhd" else x
-
-
-def sum_to(x: np.ndarray, shape: tuple) -> np.ndarray:
-    """The gradient of an array of `shape` from that of its broadcast: the sum over the axes that were broadcast."""
-    missing = x.ndim - len(shape)
-    axes = [k for k in range(x.ndim) if k < missing or (shape[k - missing] == 1 and x.shape[k] != 1)]
-    return (x.sum(tuple(axes), keepdims=True) if axes else x).reshape(shape)
 
 
 @dataclass(slots=True)
@@ -118,13 +89,3 @@ def softmax_backward_args(grad_output, output, axis, num_threads) -> SoftmaxBack
     if num_threads is not None:
         num_threads = check_num_threads(num_threads)
     return SoftmaxBackwardArgs(grad_output, output, axes, dtype, accumulator(dtype), num_threads)
-
-
-def full_shape(a: Args, name: str) -> tuple:
-    """Shape of the gradient of query, key or value with all batch axes."""
-    return *a.batch, *getattr(a, name).shape[-3:]
-
-
-def shares_bias(a: Args) -> bool:
-    """Whether several scores have one element of the bias."""
-    return a.bias.size != math.prod(a.batch) * a.q_heads * a.q_len * a.kv_len

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-
 import numpy as np
 
 from .arrays import as_array, check_fits, describe, float_array, saturated
@@ -35,52 +32,6 @@ def check_one_head(shape: tuple) -> None:
 def check_tile(rows, keys) -> tuple[int, int]:
     """The most rows and keys of a tile."""
     return integer("rows", rows, 1, 2**62), integer("keys", keys, 1, 2**62)
-
-
-def tiles(shape: tuple, rows: int, keys: int) -> Iterator[tuple]:
-    """Indices of tiles of at most rows x keys weights of one head: ints, then two slices."""
-    for lead in np.ndindex(shape[:-2]):
-        for r in range(0, shape[-2], rows):
-            for k in range(0, shape[-1], keys):
-                yield *lead, slice(r, min(r + rows, shape[-2])), slice(k, min(k + keys, shape[-1]))
-
-
-def over_heads(x: np.ndarray, heads: str | None, a) -> np.ndarray:
-    """Something (..., q_heads, n) reduced over its heads, or over those that share a key head."""
-    if heads is None or a.two_d:
-        return x
-    if heads == "group":
-        group = a.q_heads // a.kv_heads if a.kv_heads else 1
-        return x.reshape(*x.shape[:-2], a.kv_heads, group, x.shape[-1]).sum(-2)
-    if heads == "max":
-        return x.max(-2, initial=0)
-    with np.errstate(under="ignore"):
-        return x.sum(-2) / (max(a.q_heads, 1) if heads == "mean" else 1)
-
-
-def mass_shape(a, heads: str | None) -> tuple:
-    """Shape of something for each key, after `over_heads`."""
-    if a.two_d:
-        return (a.kv_len,)
-    left = {None: (a.q_heads,), "group": (a.kv_heads,)}.get(heads, ())
-    return *a.batch, *left, a.kv_len
-
-
-def n_tiles(shape: tuple, rows: int, keys: int) -> int:
-    """How many `tiles` there are."""
-    return math.prod(shape[:-2]) * -(-shape[-2] // rows) * -(-shape[-1] // keys)
-
-
-def kept(weights: np.ndarray, threshold: float | None, top_p: float | None) -> np.ndarray:
-    """Which weights a sparse export keeps, never one of 0."""
-    if top_p is None:
-        return (weights >= threshold) & (weights > 0)
-    order = np.argsort(-weights, axis=-1, kind="stable")
-    ranked = np.take_along_axis(weights, order, -1).astype(np.float64)
-    before = ranked.cumsum(-1) - ranked
-    keep = np.empty(weights.shape, bool)
-    np.put_along_axis(keep, order, before < top_p * ranked.sum(-1, keepdims=True), -1)
-    return keep & (weights > 0)
 
 
 def check_dense_dtype(dtype) -> np.dtype:
@@ -122,11 +73,6 @@ def check_labels(name: str, labels, length: int) -> np.ndarray:
     if labels.shape != (length,):
         raise ValueError(f"{name} has shape {labels.shape}; wanted ({length},), a group for each place")
     return labels
-
-
-def bin_labels(bins: int, length: int) -> np.ndarray:
-    """The bin of each place: floor(i * bins / length)."""
-    return np.arange(length, dtype=np.int64) * bins // max(length, 1)
 
 
 def check_rows(rows, a) -> np.ndarray | None:

@@ -6,7 +6,6 @@ import numpy as np
 
 from .. import masks
 from .._checks import BackwardArgs, backward_args, softmax_backward_args
-from .._checks.backward import agrees, sum_to
 from ..results import AttentionGradients
 from ._scores import masked_scores, per_query_head, product, stored_scores, unmasked_scores
 from ._softmax import softmax_of_scores
@@ -107,8 +106,41 @@ def run(b: BackwardArgs) -> dict[str, np.ndarray]:
     if "bias" in b.want:
         found["bias"] = sum_to(d_scores, a.bias.shape)
     if "sinks" in b.want:
-        found["sinks"] = b.of_sinks(delta, np.where(same, np.exp(own.sink_logs), np.nan))
+        found["sinks"] = of_sinks(b, delta[..., 0], np.where(same, own.sink_logs, -np.inf), same)
     return found
+
+
+def agrees(own: np.ndarray, lse: np.ndarray) -> np.ndarray:
+    """Where `lse` is too large to hold the row sum, but is that of these keys: four roundings from `own` at most.
+
+    Beyond 1024 float32 rounds an lse by up to 2**-14 and more, and each weight by that share.
+    """
+    large = (np.abs(lse) > 1024) & (lse != -np.inf)
+    return large & ((own == lse) | (np.abs(own - lse) <= 4 * np.finfo(lse.dtype).eps * np.abs(lse)))
+
+
+def of_sinks(b: BackwardArgs, delta: np.ndarray, sink_logs: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Gradient of the sinks, one head after another: each sink has the share ``exp(sink - lse)`` of its rows.
+
+    `sink_logs` has the logarithms of the shares where they are `known` without the lse.
+    """
+    wide = np.result_type(np.float64, delta.dtype)
+    lse, found = b.lse.reshape(delta.shape).astype(wide), np.zeros(b.args.q_heads, wide)
+    for head in range(b.args.q_heads):
+        rows = (..., head, slice(None))
+        logs = np.where(known[rows], sink_logs[rows], b.sinks[head] - lse[rows])
+        share = np.where((lse[rows] == -np.inf) & ~known[rows], 0, np.exp(logs))
+        found[head] -= np.where(share == 0, 0, share * delta[rows]).sum()
+    return found.reshape(b.sinks_like.shape)
+
+
+def sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Gradient of an array of `shape` from that of its broadcast: the sum over all its copies."""
+    while x.ndim > len(shape):
+        x = x.sum(0)
+    for axis, length in enumerate(shape):
+        x = x.sum(axis, keepdims=True) if length == 1 else x
+    return x
 
 
 def sum_of_rows(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:

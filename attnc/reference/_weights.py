@@ -10,8 +10,8 @@ from .. import masks
 from .._checks import attention_args, check_lse
 from .._checks import weights as checks
 from .._checks.index import check_index
-from .._checks.parts import one_head
 from ..results import SparseWeights, TopKeys, WeightsSummary
+from ._aggregates import bin_labels, kept, one_head, over_heads, row_counts, tiles
 from ._attention import run, weights_under
 from ._scores import masked_scores, stored_scores
 from ._softmax import softmax_of_scores
@@ -172,8 +172,9 @@ class AttentionWeights:
     # Keys
 
     def _counts(self, rows, row_weights):
-        counts, weights = checks.check_rows(rows, self._a), checks.check_row_weights(row_weights, self._a)
-        counts = np.ones(1, self.dtype) if counts is None else counts.astype(self.dtype)
+        checks.check_rows(rows, self._a)
+        weights = checks.check_row_weights(row_weights, self._a)
+        counts = np.ones(1, self.dtype) if rows is None else row_counts(rows, self.shape[-2]).astype(self.dtype)
         return counts if weights is None else counts * weights.astype(self.dtype)
 
     def key_mass(self, *, rows=None, row_weights=None, heads=None, normalize=False, out=None, progress=None):
@@ -184,7 +185,7 @@ class AttentionWeights:
             if normalize:
                 seeing = np.where(self._seen(), counts, 0).sum(-2)
                 mass = np.where(seeing == 0, 0, mass / seeing)
-        mass = checks.over_heads(mass, heads, self._a).astype(self.dtype).reshape(checks.mass_shape(self._a, heads))
+        mass = over_heads(mass, heads, self._a).astype(self.dtype)
         if out is None:
             return mass
         checks.check_accumulated(out, mass.shape, self._a)
@@ -208,8 +209,8 @@ class AttentionWeights:
         checks.check_reduce(reduce)
         row_bins, col_bins = checks.check_bins(bins, self._a)
         q_len, kv_len = self.shape[-2:]
-        return self._pooled(checks.bin_labels(row_bins, q_len), checks.bin_labels(col_bins, kv_len), row_bins, col_bins,
-                            reduce, progress)
+        rows, keys = bin_labels(row_bins, q_len), bin_labels(col_bins, kv_len)
+        return self._pooled(rows, keys, row_bins, col_bins, reduce, progress)
 
     def pool(self, query_labels, key_labels, *, reduce="mean", progress=None):
         rows = checks.check_labels("query_labels", query_labels, self.shape[-2])
@@ -257,7 +258,7 @@ class AttentionWeights:
         checks.check_progress(progress)
         threshold, top_p = checks.check_sparse(threshold, top_p, self.dtype)
         weights = self._visible()
-        keep = checks.kept(weights, threshold, top_p)
+        keep = kept(weights, threshold, top_p)
         rows = keep.reshape(math.prod(self.shape[:-1]), self.shape[-1])
         indptr = np.concatenate([[0], rows.sum(-1).cumsum()])
         dropped = np.where(keep, 0, weights).sum(-1).astype(self.dtype)
@@ -274,7 +275,7 @@ class AttentionWeights:
         checks.check_progress(progress)
         rows, keys = checks.check_tile(rows, keys)
         dense, state = self.dense(), initial
-        for index in checks.tiles(self.shape, rows, keys):
+        for index in tiles(self.shape, rows, keys):
             state = function(state, dense[index], index)
         return state
 

@@ -41,7 +41,7 @@ class KeyStatistics:
         array([1.5, 0.5])
         """
         heads, (order, row_weights) = checks.check_heads(heads), self._walk(rows, row_weights)
-        shape = checks.mass_shape(self._a, heads)
+        shape = _mass_shape(self._a, heads)
         if out is not None:
             checks.check_accumulated(out, shape, self._a)
         with self._answer(progress, 2) as steps:
@@ -51,7 +51,7 @@ class KeyStatistics:
         if normalize:
             with np.errstate(all="ignore"):
                 mass = np.where(found["visible"] == 0, 0, mass / found["visible"])
-        mass = checks.over_heads(mass, heads, self._a).reshape(shape)
+        mass = _over_heads(mass, heads, self._a).reshape(shape)
         if out is None:
             return mass
         out += mass
@@ -140,7 +140,7 @@ class KeyStatistics:
     def _map_bins(self, bins, reduce: str) -> Bins:
         row_bins, key_bins = checks.check_bins(bins, self._a)
         np.empty((*self.shape[:-2], row_bins, key_bins), self._a.acc)       # refused before any place is listed
-        return Bins(checks.bin_labels(row_bins, self._a.q_len), checks.bin_labels(key_bins, self._a.kv_len), row_bins,
+        return Bins(_bin_labels(row_bins, self._a.q_len), _bin_labels(key_bins, self._a.kv_len), row_bins,
                     key_bins, reduce == "max")
 
     def _shaped_map(self, found: np.ndarray) -> np.ndarray:
@@ -149,3 +149,29 @@ class KeyStatistics:
     def _sweep_keys(self, steps: Progress, **wanted) -> dict[str, np.ndarray]:
         norm = self._norm(steps.part())
         return _sweeps.keys(self._a, norm, self._given, steps.part(), **wanted)
+
+
+def _over_heads(x: np.ndarray, heads: str | None, a) -> np.ndarray:
+    """Something (..., q_heads, n) reduced over its heads, or over those that share a key head."""
+    if heads is None or a.two_d:
+        return x
+    if heads == "group":
+        group = a.q_heads // a.kv_heads if a.kv_heads else 1
+        return x.reshape(*x.shape[:-2], a.kv_heads, group, x.shape[-1]).sum(-2)
+    if heads == "max":
+        return x.max(-2, initial=0)
+    with np.errstate(under="ignore"):
+        return x.sum(-2) / (max(a.q_heads, 1) if heads == "mean" else 1)
+
+
+def _mass_shape(a, heads: str | None) -> tuple:
+    """Shape of something for each key, after `_over_heads`."""
+    if a.two_d:
+        return (a.kv_len,)
+    left = {None: (a.q_heads,), "group": (a.kv_heads,)}.get(heads, ())
+    return *a.batch, *left, a.kv_len
+
+
+def _bin_labels(bins: int, length: int) -> np.ndarray:
+    """The bin of each place: floor(i * bins / length)."""
+    return np.arange(length, dtype=np.int64) * bins // max(length, 1)

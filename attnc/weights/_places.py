@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from .._checks.index import Selection
-from .._checks.parts import part
 from . import _sweeps
+from ._slices import part
 
 BLOCK_BYTES = 8 << 20     # of dense weights that are made only to take some of them
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from .. import _call
 from .._checks import weights as checks
-from .._checks.parts import part
 from . import _sweeps
+from ._slices import part
 from ._sweeps import COLUMNS, Progress
 
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from .. import _call
 from .._checks import weights as checks
-from .._checks.parts import part
 from ..results import TopKeys
 from . import _sweeps
+from ._slices import part
 
 ROW_BLOCK = 1024     # rows whose mask is joined with another one at a time
 

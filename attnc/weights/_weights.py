@@ -10,18 +10,18 @@ import numpy as np
 from .._checks import attention_args, check_lse
 from .._checks import weights as checks
 from .._checks.index import check_index
-from .._checks.parts import one_head
 from ..results import WeightsSummary
 from . import _operands, _places, _products, _sweeps
+from ._blocks import Blocks
 from ._keys import KeyStatistics
-from ._parts import Parts
 from ._rows import RowStatistics
+from ._slices import one_head
 from ._sweeps import Progress
 
 ALL = slice(None)
 
 
-class AttentionWeights(RowStatistics, KeyStatistics, Parts):
+class AttentionWeights(RowStatistics, KeyStatistics, Blocks):
     """The weights of attention without their matrix: parts of it, and exact statements about all of it.
 
     It holds query, key and options, and computes when asked, from the same tiles as `attention`; the memory at work is

@@ -1,7 +1,8 @@
-"""What is made of dense weights block by block: a mean over heads, iteration, a user's own reduction, sparse parts."""
+"""Dense weights block by block: a mean over heads, iteration, a user's own reduction, a sparse export."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,7 +13,7 @@ from ..results import SparseWeights
 from . import _places
 
 
-class Parts:
+class Blocks:
     """Methods of `AttentionWeights` that go over its dense weights, a few at a time."""
 
     def head_mean(self, *, out=None, progress=None) -> np.ndarray:
@@ -82,9 +83,9 @@ class Parts:
         0.2
         """
         state, (rows, keys) = initial, checks.check_tile(rows, keys)
-        with self._answer(progress, 1 + checks.n_tiles(self.shape, rows, keys)) as steps:
+        with self._answer(progress, 1 + _n_tiles(self.shape, rows, keys)) as steps:
             self._norm(steps.part())
-            for index in checks.tiles(self.shape, rows, keys):
+            for index in _tiles(self.shape, rows, keys):
                 state = function(state, self[index], index)
                 report = steps.part()
                 if report is not None:
@@ -117,11 +118,11 @@ class Parts:
         threshold, top_p = checks.check_sparse(threshold, top_p, self.dtype)
         counts, indices, data = [], [np.empty(0, np.int64)], [np.empty(0, self.dtype)]
         dropped = np.zeros(self._a.lse_shape, self.dtype)
-        with self._answer(progress, 1 + checks.n_tiles(self.shape, 256, max(self.shape[-1], 1))) as steps:
+        with self._answer(progress, 1 + _n_tiles(self.shape, 256, max(self.shape[-1], 1))) as steps:
             self._norm(steps.part())
-            for *lead, rows, _ in checks.tiles(self.shape, 256, max(self.shape[-1], 1)):
+            for *lead, rows, _ in _tiles(self.shape, 256, max(self.shape[-1], 1)):
                 block = _places.select(self, check_index((*lead, rows), self.shape))
-                keep = checks.kept(block, threshold, top_p)
+                keep = _kept(block, threshold, top_p)
                 counts.append(keep.sum(-1))
                 indices.append(np.nonzero(keep)[1])
                 data.append(block[keep])
@@ -131,3 +132,28 @@ class Parts:
                     report(1, 1)
         indptr = np.concatenate([[0], *counts]).cumsum() if self.shape[-1] else np.zeros(dropped.size + 1, np.int64)
         return SparseWeights(indptr, np.concatenate(indices), np.concatenate(data), dropped, self.shape)
+
+
+def _tiles(shape: tuple, rows: int, keys: int) -> Iterator[tuple]:
+    """Indices of tiles of at most rows x keys weights of one head: ints, then two slices."""
+    for lead in np.ndindex(shape[:-2]):
+        for r in range(0, shape[-2], rows):
+            for k in range(0, shape[-1], keys):
+                yield *lead, slice(r, min(r + rows, shape[-2])), slice(k, min(k + keys, shape[-1]))
+
+
+def _n_tiles(shape: tuple, rows: int, keys: int) -> int:
+    """How many `_tiles` there are."""
+    return math.prod(shape[:-2]) * -(-shape[-2] // rows) * -(-shape[-1] // keys)
+
+
+def _kept(weights: np.ndarray, threshold: float | None, top_p: float | None) -> np.ndarray:
+    """Which weights a sparse export keeps, never one of 0."""
+    if top_p is None:
+        return (weights >= threshold) & (weights > 0)
+    order = np.argsort(-weights, axis=-1, kind="stable")
+    ranked = np.take_along_axis(weights, order, -1).astype(np.float64)
+    before = ranked.cumsum(-1) - ranked
+    keep = np.empty(weights.shape, bool)
+    np.put_along_axis(keep, order, before < top_p * ranked.sum(-1, keepdims=True), -1)
+    return keep & (weights > 0)

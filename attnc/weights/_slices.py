@@ -1,10 +1,10 @@
-"""A part of checked arguments: some batch elements, heads, rows and keys, with every option that belongs to them."""
+"""Slices of checked arguments: some batch elements, heads, rows and keys, with every option that belongs to them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .attention import Args
+from .._checks import Args
 
 ALL = slice(None)
 

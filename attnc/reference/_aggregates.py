@@ -1,0 +1,84 @@
+"""What statements about weights are made of, one head, row or place after another: the definition of each mapping."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from .._checks import Args
+
+
+def over_heads(x: np.ndarray, heads: str | None, a: Args) -> np.ndarray:
+    """Something (..., q_heads, n) reduced over the query heads, or over those that read the same key head."""
+    if heads is None or a.two_d:
+        return x
+    if heads == "group":
+        found = np.zeros((*x.shape[:-2], a.kv_heads, x.shape[-1]), x.dtype)
+        for head in range(a.q_heads):
+            found[..., head * a.kv_heads // a.q_heads, :] += x[..., head, :]
+        return found
+    found = np.zeros((*x.shape[:-2], x.shape[-1]), x.dtype)
+    for head in range(a.q_heads):
+        found = np.maximum(found, x[..., head, :]) if heads == "max" else found + x[..., head, :]
+    return found / a.q_heads if heads == "mean" and a.q_heads else found
+
+
+def bin_labels(bins: int, length: int) -> np.ndarray:
+    """The bin of each place: as many places in each as `length` allows."""
+    return np.array([place * bins // length for place in range(length)], np.int64)
+
+
+def row_counts(rows: slice | np.ndarray, length: int) -> np.ndarray:
+    """How often each row is named by an index of the rows."""
+    named = np.arange(length)[rows if isinstance(rows, slice) or np.size(rows) else slice(0)]
+    return np.array([np.count_nonzero(named == row) for row in range(length)], np.int64)
+
+
+def kept(weights: np.ndarray, threshold: float | None, top_p: float | None) -> np.ndarray:
+    """Which weights a sparse export keeps, never one of 0."""
+    if top_p is None:
+        return (weights > 0) & (weights >= threshold)
+    keep = np.zeros(weights.shape, bool)
+    for row in np.ndindex(weights.shape[:-1]):
+        ranked = weights[row].astype(np.float64)
+        total, share = ranked.sum(), 0.0
+        for key in np.argsort(-ranked, kind="stable"):
+            if not share < top_p * total or not ranked[key] > 0:
+                break
+            keep[(*row, key)] = True
+            share += ranked[key]
+    return keep
+
+
+def tiles(shape: tuple[int, ...], rows: int, keys: int) -> Iterator[tuple]:
+    """Indices of tiles, head after head, from the first row on, from the first key on."""
+    *lead, q_len, kv_len = shape
+    for head in np.ndindex(*lead):
+        for r, k in itertools.product(range(0, q_len, rows), range(0, kv_len, keys)):
+            yield *head, slice(r, min(r + rows, q_len)), slice(k, min(k + keys, kv_len))
+
+
+def one_head(a: Args, places: tuple[int, ...]) -> Args:
+    """Arguments of one head as if its arrays had come with two axes: each as it is for all heads, indexed."""
+    *batch, head = places
+
+    def of(x: np.ndarray | None, *axes: int) -> np.ndarray | None:
+        return None if x is None else np.broadcast_to(x, (*a.batch, *axes))[tuple(batch)]
+
+    def of_head(x: np.ndarray | None, *axes: int) -> np.ndarray | None:
+        x = of(x, a.q_heads, *axes)
+        return None if x is None else x[head:head + 1]
+
+    one = copy.copy(a)
+    one.two_d, one.batch, one.q_heads, one.kv_heads = True, (), 1, 1
+    one.query = of_head(a.query, a.q_len, a.head_dim)
+    one.key = np.broadcast_to(a.key, (*a.batch, *a.key.shape[-3:]))[(*batch, [head * a.kv_heads // a.q_heads])]
+    one.mask, one.bias = (of_head(x, a.q_len, a.kv_len) for x in (a.mask, a.bias))
+    one.alibi_slopes, one.sinks = of_head(a.alibi_slopes), of_head(a.sinks)
+    one.key_mask, one.k_segments, one.q_segments = of(a.key_mask, a.kv_len), of(a.k_segments, a.kv_len), \
+        of(a.q_segments, a.q_len)
+    one.q_offset, one.q_lengths, one.kv_lengths = of(a.q_offset), of(a.q_lengths), of(a.kv_lengths)
+    return one
