@@ -156,7 +156,7 @@ def main(part: int, parts: int) -> None:
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     register()
     for cls in classes()[part::parts]:
-        name = f"{cls.__module__.removeprefix('transformers.models.')}.{cls.__qualname__}"
+        name = f"{cls.__module__.split('.')[2]}.{cls.__name__}"
         print(json.dumps({"class": name, **examine(cls)}), flush=True)
 
 

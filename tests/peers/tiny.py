@@ -53,6 +53,7 @@ SPECIAL = {     # what a configuration must say itself
     "EsmConfig": {"vocab_size": VOCABULARY}, "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]]},
     "BridgeTowerVisionConfig": {"hidden_size": 64}, "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"]},
     "DeepseekV2Config": {"num_experts_per_tok": 2}, "NemotronConfig": {"num_key_value_heads": 2},
+    "TimesFm2_5Config": {"context_length": 6, "patch_length": 2},       # no patch is padding
 }
 
 
