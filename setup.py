@@ -91,6 +91,10 @@ def extension(name, source, flags, folder, macros=(), openmp=()):
 class BuildExt(build_ext):
     """The build by COMPILER, which on Windows is not what setuptools would take."""
 
+    # An editable install resets the command and then looks for its options by this name, or else by that of the class:
+    # without it the option `parallel` is lost, and the modules are compiled one after another.
+    command_name = "build_ext"
+
     def build_extensions(self):
         if WINDOWS:
             self.compiler.initialize(self.plat_name)

@@ -54,6 +54,31 @@ def test_each_module_gets_the_flags_of_its_own_instruction_set_and_none_that_rou
     assert not [word for words in commands for word in words if word in INEXACT]
 
 
+# Gives an empty file for each source, but not before a second one is being compiled.
+MEETING = """\
+#!/bin/sh
+case "$*" in *build/*.c*)
+    touch {folder}/started-$$
+    tries=0
+    until [ "$(ls {folder} | wc -l)" -gt 1 ]; do
+        tries=$((tries + 1)); [ $tries -lt 200 ] || { echo "compiled alone" >&2; exit 1; }
+        sleep 0.1
+    done;;
+esac
+while [ $# -gt 1 ]; do [ "$1" != -o ] || : > "$2"; shift; done
+"""
+
+
+@pytest.mark.parametrize("kind", ["editable", "wheel"])
+def test_modules_are_compiled_in_parallel(kind, tmp_path):
+    tree, meeting, cc = copy_sources(tmp_path / "tree"), tmp_path / "meeting", tmp_path / "cc"
+    meeting.mkdir()
+    cc.write_text(MEETING.replace("{folder}", str(meeting)))
+    cc.chmod(0o755)
+    pip("install", "--no-build-isolation", "--no-deps", "--prefix", tmp_path / "prefix",
+        *(["--editable"] if kind == "editable" else []), tree, folder=tmp_path, CC=str(cc))
+
+
 def test_what_the_compiler_lacks_is_left_out_said_and_listed(tmp_path):
     """A build without OpenMP and without any instruction set above the base is right, and tells both."""
     cc = compiler(tmp_path / "cc", refuses="-march=x86-64-v*|-fopenmp")
@@ -84,10 +109,11 @@ def test_what_the_compiler_lacks_is_left_out_said_and_listed(tmp_path):
 
 
 HEADERS = """
-#include "runtime.h"
-#include "hooks.h"
-#include "probes.h"
-const Tile *tiles(void) { return TILES; }
+#include "call/process.h"
+#include "kernels.h"
+#include "probes/hooks.h"
+#include "probes/probes.h"
+const Kernels *kernels(void) { return KERNELS; }
 """
 
 
