@@ -36,14 +36,14 @@ test-more: $(VENV)/with-test $(VENV)/with-more  ## all that takes long: every fl
 	$(PY) -m pytest -m more
 
 test-wheel: wheel  ## the tests of the wheel in fresh environments without a compiler, under every Python that is found
-	$(PY) tests/installed.py
+	$(PY) tests/tools/installed.py
 
-test-aarch64: $(VENV)/with-test  ## the tests of the kernels on 64-bit Arm, emulated (tests/emulated.py says what it needs)
-	$(PY) tests/emulated.py aarch64
+test-aarch64: $(VENV)/with-test  ## the tests of the kernels on 64-bit Arm, emulated (tests/tools/emulated.py says what it needs)
+	$(PY) tests/tools/emulated.py aarch64
 
 test-qemu: $(VENV)/with-test  ## the tests of the kernels on x86-64 without AVX, then with AVX2 alone, emulated
-	$(PY) tests/emulated.py nehalem
-	$(PY) tests/emulated.py haswell
+	$(PY) tests/tools/emulated.py nehalem
+	$(PY) tests/tools/emulated.py haswell
 
 bench: $(VENV)/with-bench  ## every case against every peer that is installed (make test-peers installs torch)
 	$(FAIR) $(PY) -m attnc bench
@@ -59,25 +59,25 @@ bench-readme: $(VENV)/with-contenders  ## measure everything against every peer,
 	$(PY) benchmarks/plots.py
 
 test-asan: $(VENV)/with-test  ## a few cases of each test, addresses and undefined operations watched, by gcc and by clang
-	$(PY) tests/variants.py gcc
-	$(PY) tests/variants.py clang
+	$(PY) tests/tools/variants.py gcc
+	$(PY) tests/tools/variants.py clang
 
 test-tsan: $(VENV)/with-test  ## tests of threads with races watched (clang, libomp with Archer)
-	$(PY) tests/variants.py thread
+	$(PY) tests/tools/variants.py thread
 
 test-valgrind: $(VENV)/with-test  ## random calls of every function under valgrind: addresses, and values that nobody has written
-	$(PY) tests/variants.py valgrind
+	$(PY) tests/tools/variants.py valgrind
 
 test-serial: $(VENV)/with-test  ## the whole suite built without OpenMP
-	$(PY) tests/variants.py serial
+	$(PY) tests/tools/variants.py serial
 
 test-parallel: $(VENV)/with-test $(VENV)/with-parallel  ## every test in four Python threads at the same time
-	$(PY) tests/parallel.py
+	$(PY) tests/tools/parallel.py
 
 fuzz: $(VENV)/with-test  ## random integers into src/call/visibility.h for a minute (clang's libFuzzer), random calls of every function
 	mkdir -p build
 	clang -std=gnu11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Isrc \
-	    tests/fuzz_blocks.c -o build/fuzz_blocks
+	    tests/tools/fuzz_blocks.c -o build/fuzz_blocks
 	build/fuzz_blocks -max_total_time=60 -max_len=400
 	$(PY) tests/fuzz.py 20000
 

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "LICENSE-libgomp",
            "src", "attnc")
 MADE = shutil.ignore_patterns("*.so", "__pycache__")

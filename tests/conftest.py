@@ -36,6 +36,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if {"isa", "api"} & set(item.fixturenames):
             item.add_marker("kernels")
+        if item.get_closest_marker("peers"):
+            item.fixturenames.insert(0, "one_thread")
         isa = item.callspec.params.get("isa") if hasattr(item, "callspec") else None
         case = item.nodeid.replace(f"[{isa}-", "[").replace(f"[{isa}]", "")
         order[item] = order.setdefault(case, len(order))
@@ -60,6 +62,19 @@ def api(request):
     """attnc with the kernels of one instruction set, or attnc.reference: the same functions, the same contract."""
     with kernels(request.param) if request.param in _isa.available() else contextlib.nullcontext():
         yield reference if request.param == "reference" else attnc
+
+
+@pytest.fixture(scope="session")
+def one_thread():
+    """torch on one thread, for peers: on busy processors its threads take ten times as long for inputs this small."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

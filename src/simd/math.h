@@ -3,7 +3,7 @@
  * exp2: 2**t = 2**n * p(t - n) with n the nearest integer; t - n is exact, so no two-part ln 2 is needed. Below the
  * smallest normal exponent the result is exactly 0 (a weight of -inf is 0, and no subnormal slows the products).
  * Largest error with fma, measured: float 0.92 ulp (degree 6, minimax; 8e-10 before rounding), double 0.90 ulp (degree
- * 11, Chebyshev nodes, 8.5e-18); without fma 1.18. tests/test_simd.py holds bounds derived from the operations. NaN
+ * 11, Chebyshev nodes, 8.5e-18); without fma 1.18. tests/kernels/test_simd.py holds bounds derived from the operations. NaN
  * gives NaN. */
 #ifndef ATTNC_MATH_H
 #define ATTNC_MATH_H

@@ -88,7 +88,7 @@ def test_b47_decoding_one_head_uses_all_threads(isa):
         same_bits(attnc.attention(query, key, value, num_threads=threads), wanted)
     with plans() as taken:
         attnc.attention(query, key, value, num_threads=8)
-    assert taken[-1]["threads"] == 8 and taken[-1]["splits"] >= 16
+    assert taken[-1].threads == 8 and taken[-1]["splits"] >= 16
     check(attnc, *(x[..., :5000, :] for x in (query, key, value)))
 
 
@@ -189,7 +189,7 @@ def test_b97_tiny_work_starts_no_threads(isa, monkeypatch):
     for heads, length, depth in ((1, 4, 8), (4, 16, 16)):
         with plans() as taken:
             attnc.attention(*qkv(97, (1, heads), length, length, depth))
-        assert taken[-1]["threads"] == 1
+        assert taken[-1].threads == 1
     with plans() as taken:
         attnc.attention(*qkv(97, (1, 4), 300, 300, 16))
-    assert taken[-1]["threads"] > 1
+    assert taken[-1].threads > 1

@@ -1,6 +1,6 @@
 """Run the tests with each of them in several Python threads at the same time (pytest-run-parallel).
 
-    python tests/parallel.py [arguments of pytest]
+    python tests/tools/parallel.py [arguments of pytest]
 
 Left out, for make test has them, is what must be alone: tests that change, count or measure something of the whole
 process, and those that start processes. What threads share is the same code in every instruction set: one is enough.

@@ -1,4 +1,4 @@
-"""Run by every rank of tests/peers/test_mpi.py: rings against the result in one piece, and errors on every rank."""
+"""Run by every rank of tests/adapters/test_mpi.py: rings against the result in one piece, and errors on every rank."""
 
 import sys
 from contextlib import contextmanager, nullcontext

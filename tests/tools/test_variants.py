@@ -19,7 +19,7 @@ def run(name, *arguments):
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} is not there")
-    done = subprocess.run([sys.executable, ROOT / "tests" / "variants.py", name, *arguments], text=True,
+    done = subprocess.run([sys.executable, ROOT / "tests" / "tools" / "variants.py", name, *arguments], text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout[-10_000:]
     return done.stdout
@@ -38,8 +38,8 @@ def test_a_fault_is_found(name):
 
 def test_a_few_cases_are_of_every_test_on_every_set():
     def collected(*options):
-        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--collect-only", *options, "tests/test_dot.py"],
-                              cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True)
+        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--collect-only", *options,
+                               "tests/kernels/test_dot.py"], cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True)
         return [line for line in done.stdout.splitlines() if "::" in line]
 
     def kinds(tests):

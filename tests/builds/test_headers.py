@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).resolve().parents[1] / "src"
+SRC = Path(__file__).resolve().parents[2] / "src"
 HEADERS = sorted(path.relative_to(SRC).as_posix() for path in SRC.rglob("*.h"))
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()
 # Parts of one header each: chosen by the compiler's flags, or made of macros alone.
@@ -46,18 +46,18 @@ def source(header):
     return before + parameters + "".join(f'#include "{part}"\n' for part in in_order(header, [])) + guard_ends
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("flags", SETS)
 @pytest.mark.parametrize("header", [header for header in HEADERS if header not in PARTS])
-def test_compiles_alone(header, isa, tmp_path):
+def test_compiles_alone(header, flags, tmp_path):
     if shutil.which(COMPILER[0]) is None:
         pytest.skip("no C compiler")
     probe = tmp_path / "probe.c"
     probe.write_text(source(header), encoding="utf-8")
     command = [*COMPILER, "-std=c11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function",
-               f"-I{SRC}", f"-I{sysconfig.get_path('include')}", *SETS[isa], str(probe)]
+               f"-I{SRC}", f"-I{sysconfig.get_path('include')}", *SETS[flags], str(probe)]
     done = subprocess.run(command, capture_output=True, text=True)
     if "unrecognized" in done.stderr or "unknown" in done.stderr.partition("\n")[0]:
-        pytest.skip(f"the compiler knows no {isa}")
+        pytest.skip(f"the compiler knows no {flags}")
     assert done.returncode == 0, done.stderr
 
 

@@ -1,6 +1,6 @@
 """Run tests on kernels that are built otherwise: watched by sanitizers or valgrind, or without OpenMP.
 
-    python tests/variants.py gcc|clang|thread|valgrind|serial [--planted] [arguments of pytest]
+    python tests/tools/variants.py gcc|clang|thread|valgrind|serial [--planted] [arguments of pytest]
 
 gcc and clang watch addresses and undefined operations. thread is Clang's race detector, with LLVM's OpenMP (Debian's
 libomp-dev), of which Archer tells it what a parallel region orders. valgrind is memcheck on kernels built as usual.
@@ -23,15 +23,19 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from build_tree import ROOT, compiler, copy_sources
 
+TOOLS = Path(__file__).resolve().parent
 AVX512 = "-march=x86-64-v4"
 LOG = "report"      # where a sanitizer writes, with the number of the process behind
 
 
 def files(cases: int, *names: str) -> tuple[str, ...]:
     """Arguments of pytest: so many cases of each test in these files, in as many processes as there are processors."""
-    return ("-n", "auto", "--cases", str(cases), *(f"tests/test_{name}.py" for name in names))
+    paths = [next((ROOT / "tests").glob(f"*/test_{name}.py")) for name in names]
+    return ("-n", "auto", "--cases", str(cases), *(str(path.relative_to(ROOT)) for path in paths))
 
 
 # Watched code takes more stack and address space; what a module is made of is not asked of a watched one.
@@ -122,7 +126,7 @@ def settings(name: str, log: Path) -> tuple[list[str], dict[str, str]]:
         return [], {}
     if name == "valgrind":
         front += ["valgrind", "--quiet", "--error-exitcode=66", f"--log-file={log}.%p",
-                  f"--suppressions={ROOT / 'tests' / 'valgrind.supp'}"]
+                  f"--suppressions={TOOLS / 'valgrind.supp'}"]
         return front, {}
     if name == "thread":
         # GCC's runtime has the same interface; LLVM 14's crashes when it is preloaded, as its libstdc++ starts first.
@@ -130,7 +134,7 @@ def settings(name: str, log: Path) -> tuple[list[str], dict[str, str]]:
         archer = Path(said("clang", "-print-resource-dir")).parents[1] / "libarcher.so"
         return front, {"LD_PRELOAD": " ".join(preload), "OMP_TOOL_LIBRARIES": str(archer),
                        "TSAN_OPTIONS": f"ignore_noninstrumented_modules=1:exitcode=66:log_path={log}:"
-                                       f"allocator_may_return_null=1:suppressions={ROOT / 'tests' / 'thread.supp'}"}
+                                       f"allocator_may_return_null=1:suppressions={TOOLS / 'thread.supp'}"}
     runtime = library("libasan.so") if name == "gcc" else library("libclang_rt.asan-x86_64.so", "clang")
     return front, {"LD_PRELOAD": " ".join([runtime, *preload]),
                    "ASAN_OPTIONS": f"detect_leaks=0:allocator_may_return_null=1:log_path={log}",

@@ -107,7 +107,8 @@ def run(first, count, isas):
             with np.errstate(all="ignore"):
                 one(seed)
         except BaseException:
-            print(f"\nreproduce: ATTNC_ISA={isa} PYTHONPATH=tests python -c 'import test_fuzz; test_fuzz.one({seed})'")
+            print(f"\nreproduce: ATTNC_ISA={isa} PYTHONPATH=tests:tests/kernels "
+                  f"python -c 'import test_fuzz; test_fuzz.one({seed})'")
             raise
 
 

@@ -21,7 +21,7 @@ def test_adds():
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, ROOT / "tests" / "parallel.py", *arguments], text=True,
+    return subprocess.run([sys.executable, ROOT / "tests" / "tools" / "parallel.py", *arguments], text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 

@@ -1,6 +1,6 @@
 """Run the tests of the kernels on a processor that this machine is not, by qemu's user emulation.
 
-    python tests/emulated.py aarch64|nehalem|haswell [arguments of pytest]
+    python tests/tools/emulated.py aarch64|nehalem|haswell [arguments of pytest]
 
 These are the tests that run once for each instruction set, and those of its choice and of threads (the marker
 `kernels`), all of them, over as many processes as there are processors.
@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # Without what qemu would warn about on every start.
 CPUS = {"aarch64": "", "nehalem": "-cpu Nehalem",
         "haswell": "-cpu Haswell,-pcid,-x2apic,-tsc-deadline,-hle,-rtm,-invpcid"}

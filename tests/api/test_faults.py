@@ -61,7 +61,7 @@ def test_refused_scratch_is_a_memory_error(isa, name):
 
 def test_no_memory_anywhere(python):
     """With hardly any address space left NumPy's allocations fail too: only MemoryError comes; then all is right."""
-    said = python(f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})" + """
+    said = python(f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})" + """
 import resource
 import numpy as np, attnc
 from calls import all_calls, arrays_of

@@ -1,4 +1,4 @@
-"""Run by tests/peers/test_keras.py with a backend: both layers against Keras's own with the same weights."""
+"""Run by tests/adapters/test_keras.py with a backend: both layers against Keras's own with the same weights."""
 
 import keras
 import numpy as np

@@ -11,7 +11,7 @@ import pytest
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 SPEC = importlib.util.spec_from_file_location("figures", DOCS / "figures.py")
 figures = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(figures)
