@@ -56,9 +56,9 @@ class KeyRequest:
     nonfinite_factors: bool = False
 
 
-def run(entry: str, a, *request, **arrays):
-    """Call the entry point `entry` of the kernels (src/) for the checked arguments `a`; returns what it returns."""
-    return getattr(_isa.kernels, entry)(a, *resolve(a.num_threads), *request, **arrays)
+def run(mode: str, a, request: RowRequest | KeyRequest | None = None, progress=None, **arrays):
+    """Compute `mode` for the checked arguments `a` (src/kernels.pyx, compute()); the Plan of the call."""
+    return _isa.kernels.compute(mode, a, *resolve(a.num_threads), request, progress, **arrays)
 
 
 def run_fast(query, key, value, causal, out, num_threads) -> np.ndarray | None:

@@ -38,7 +38,7 @@ def norms(a: Any, lse: np.ndarray, sinks: np.ndarray | None = None) -> Norms | N
             a.sinks = sinks
         rows = (*a.batch, a.q_heads, a.q_len)
         stored, own = np.empty((*rows, 2), np.float64), np.empty(rows, a.acc)
-        unit = _call.run("row_statistics", a, _call.RowRequest(norm=stored), lse=own)
+        unit = _call.run("attend", a, _call.RowRequest(norm=stored), lse=own).unit
         stored[~_agrees(own, lse.reshape(rows))] = 0
         return Norms(stored, stored[..., 0] * unit, stored[..., 1])
 

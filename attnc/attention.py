@@ -123,7 +123,7 @@ def attend(a, **scales: np.ndarray) -> np.ndarray | AttentionResult:
         top = np.empty((*a.lse_shape, 1), a.acc) if "argmax" in wanted else None
         request = _call.RowRequest(entropy=wanted.get("entropy"), max=wanted.get("max"), top=top,
                                    top_keys=wanted.get("argmax"), k=int("argmax" in wanted))
-        _call.run("row_statistics", a, request, **results)
+        _call.run("attend", a, request, **results)
     return AttentionResult(output, **wanted)
 
 

@@ -78,8 +78,9 @@ q_lengths, kv_lengths, layout, num_threads
     if "bias" in b.want:
         found["bias"] = np.zeros(a.bias.shape, np.float64 if _shares_bias(a) else a.acc)
     known = norms(b.args, b.lse, b.sinks)
-    _call.run("backward", a, grad_output=b.grad_output, output=b.output, lse=b.lse, grad_lse=b.grad_lse, delta=delta,
-              norm=None if known is None else known.stored, **found)
+    _call.run("backward", a, value=a.value, grad_output=b.grad_output, output=b.output, lse=b.lse, grad_lse=b.grad_lse,
+              delta=delta, norm=None if known is None else known.stored,
+              **{f"d_{name}": gradient for name, gradient in found.items()})
     for name in found.keys() & {"query", "key", "value"}:
         given = getattr(a, name)
         if found[name].shape != given.shape:

@@ -7,7 +7,7 @@ cdef enum:                          # trailing axes of an array
     ALL_AXES = HEAD | ROW | COL
 
 cdef enum:
-    ARRAYS = 32                     # at most, of one call
+    ARRAYS = 48                     # at most, of one call
 
 cdef enum:                          # NumPy's own numbers of dtypes, part of its binary interface
     NUMPY_I8 = 1
@@ -105,7 +105,6 @@ cdef int open_operands(Params* p, object args, Views* views) except -1:
     take(views, args.kv_lengths, &p.kv_lengths, 0)
     p.head_dim, p.scale, p.causal = args.head_dim, args.scale, args.causal
     p.softcap = 0 if softcap is None else softcap
-    p.left = p.right = -1
     if window is not None:
         left, right = window
         p.left, p.right = -1 if left is None else left, -1 if right is None else right
@@ -121,7 +120,10 @@ cdef int open_packed(Params* p, object q_starts, object k_starts, Views* views) 
     return 0
 
 
-cdef int open_value(Params* p, object args, object value, Views* views) except -1:
-    take(views, value, &p.value, ALL_AXES)
-    p.value_dim = 0 if value is None else args.value_dim
-    return 0
+cdef void* pointer(object x, Views* views) except? NULL:
+    """The memory of a contiguous array, or NULL for None."""
+    if x is None:
+        return NULL
+    PyObject_GetBuffer(x, &views.view[views.held], PyBUF_STRIDES)
+    views.held += 1
+    return views.view[views.held - 1].buf

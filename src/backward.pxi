@@ -12,41 +12,20 @@ cdef enum:
     ROW_BLOCKS = 4                 # blocks of rows for which a task of the pass over rows packs its keys
 
 
-def backward(args, int threads, bint explicit, *, grad_output, output, lse, delta, grad_lse=None, norm=None, query=None,
-             key=None, value=None, bias=None):
-    """Gradients of attention under the lse: writes delta of each row, the gradients of query, key and value that are
-    given, and adds to that of bias. `norm` (call/requests.h) replaces the lse of rows whose inverse sum in it is above 0.
-    """
-    cdef Call call
-    cdef Gradients g
-    cdef Py_ssize_t shape[64]
-    cdef Views views
-    cdef Pointers pointers
-    open_call(&call, &views)
-    memset(&g, 0, sizeof(Gradients))
-    pointers.held = 0
-    call.gradients = &g
-    try:
-        set_sizes(&call.p, shape, args)
-        open_operands(&call.p, args, &views)
-        open_value(&call.p, args, args.value, &views)
-        take(&views, lse, &call.p.lse, HEAD | ROW)
-        take(&views, grad_output, &g.grad_out, ALL_AXES)
-        take(&views, output, &g.output, ALL_AXES)
-        take(&views, grad_lse, &g.grad_lse, HEAD | ROW)
-        take(&views, delta, &g.delta, HEAD | ROW, True)
-        take(&views, query, &g.query, ALL_AXES, True)
-        take(&views, key, &g.key, ALL_AXES, True)
-        take(&views, value, &g.value, ALL_AXES, True)
-        take(&views, bias, &g.bias, ALL_AXES, True)
-        call.p.key_request.norm = <double*> pointer(norm, &pointers)
-        prepare(&call, BACKWARD)
-        g.value_dim, call.p.value_dim = call.p.value_dim, 0          # the scores have nothing to do with values
-        start(&call, divide_backward, compute_backward, threads, explicit)
-        return plan_of(&call)
-    finally:
-        close_arrays(&views)
-        close_pointers(&pointers)
+cdef int open_gradients(Call* call, Gradients* g, object grad_output, object output, object grad_lse, object delta,
+                        object query, object key, object value, object bias, Views* views) except -1:
+    """What gradients are computed from, and those that are wanted."""
+    memset(g, 0, sizeof(Gradients))
+    call.gradients = g
+    take(views, grad_output, &g.grad_out, ALL_AXES)
+    take(views, output, &g.output, ALL_AXES)
+    take(views, grad_lse, &g.grad_lse, HEAD | ROW)
+    take(views, delta, &g.delta, HEAD | ROW, True)
+    take(views, query, &g.query, ALL_AXES, True)
+    take(views, key, &g.key, ALL_AXES, True)
+    take(views, value, &g.value, ALL_AXES, True)
+    take(views, bias, &g.bias, ALL_AXES, True)
+    return 0
 
 
 cdef void divide_backward(Call* call) noexcept nogil:

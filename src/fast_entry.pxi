@@ -33,7 +33,8 @@ def fast_attention(query, key, value, causal, out, threads, bint explicit):
         return None
     if explicit and not (type(threads) is int and 0 < threads <= MOST_THREADS):
         return None
-    open_call(&call, &views)
+    memset(&call, 0, sizeof(Call))
+    views.held = 0
     code = FAST_CODES[code]
     try:
         open_next(&views, query, code, &p.query, False)
@@ -50,7 +51,7 @@ def fast_attention(query, key, value, causal, out, threads, bint explicit):
         p.type = F64 if code == F64 else F32
         p.causal, p.left, p.right, p.scale = causal, -1, -1, 1 / sqrt(p.head_dim) if p.head_dim else 1
         prepare(&call, ATTEND)
-        start(&call, divide, compute, threads, explicit)
+        start(&call, divide, compute_forward, threads, explicit)
         return out
     finally:
         close_arrays(&views)

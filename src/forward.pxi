@@ -1,7 +1,7 @@
 # Attention, scores, weights and weighted sum: rounds of kv heads, and what task i of a round is.
 
 
-cdef void compute(Call* call) noexcept nogil:
+cdef void compute_forward(Call* call) noexcept nogil:
     """All rounds of kv heads; a round holds as many as fit the memory for packed keys or states."""
     cdef Params* p = &call.p
     cdef Py_ssize_t heads = p.batches * p.kv_heads

@@ -20,91 +20,75 @@ include "probes/probes.pxi"
 watch_forks()
 
 
-def attend(args, int threads, bint explicit, *, value=None, out=None, lse=None, weights=None, key_scale=None,
-           value_scale=None, q_starts=None, k_starts=None):
-    """Output, lse and weights, those that are given, of the checked arguments `args`. Returns the Plan of the call.
+MODES = {"attend": ATTEND, "scores": SCORES, "weighted_sum": WEIGHTED_SUM, "weights_under_lse": WEIGHTS_UNDER_LSE,
+         "key_statistics": KEY_STATISTICS, "backward": BACKWARD}
 
-    `key_scale` and `value_scale` are the factors of int8 rows; `q_starts` and `k_starts` where packed sequences start. For
-    `threads` see enter_threads().
+
+def compute(str mode, args, int threads, bint explicit, request=None, progress=None, *, value=None, out=None, lse=None,
+            weights=None, scores=None, norm=None, given=None, key_scale=None, value_scale=None, q_starts=None, k_starts=None,
+            grad_output=None, output=None, grad_lse=None, delta=None, d_query=None, d_key=None, d_value=None, d_bias=None):
+    """Run one call for checked arguments, and return its Plan.
+
+    `mode` says what is computed, into the arrays that are given:
+
+    attend             output, lse and weights; with a RowRequest (attnc/_call.py) statistics of rows
+    scores             of every place
+    weights_under_lse  of every place, under the lse of each row; or under the `norm` that statistics of rows wrote
+    weighted_sum       output from weights; `args` has no query and key
+    key_statistics     those of a KeyRequest
+    backward           delta of each row and the gradients d_query, d_key and d_value, and adds to d_bias; `norm` replaces
+                       the lse of rows whose inverse sum in it is above 0
+
+    `key_scale` and `value_scale` are factors of int8 rows; `q_starts` and `k_starts` say where packed sequences start;
+    `progress` is a function of (done, total). For `threads` see enter_threads().
     """
     cdef Call call
+    cdef Gradients gradients
+    cdef Params* p = &call.p
     cdef Py_ssize_t shape[64]
     cdef Views views
-    open_call(&call, &views)
-    try:
-        set_sizes(&call.p, shape, args)
-        open_operands(&call.p, args, &views)
-        open_value(&call.p, args, value, &views)
-        take(&views, out, &call.p.out, ALL_AXES, True)
-        take(&views, lse, &call.p.lse, HEAD | ROW, True)
-        take(&views, weights, &call.p.weights, ALL_AXES, True)
-        take(&views, key_scale, &call.p.key_scale, HEAD | ROW)
-        take(&views, value_scale, &call.p.value_scale, HEAD | ROW)
-        open_packed(&call.p, q_starts, k_starts, &views)
-        return finish_call(&call, ATTEND, threads, explicit)
-    finally:
-        close_arrays(&views)
-
-
-def scores(args, int threads, bint explicit, *, scores, key_scale=None):
-    """Scores of every place."""
-    cdef Call call
-    cdef Py_ssize_t shape[64]
-    cdef Views views
-    open_call(&call, &views)
-    try:
-        set_sizes(&call.p, shape, args)
-        open_operands(&call.p, args, &views)
-        take(&views, scores, &call.p.scores, ALL_AXES, True)
-        take(&views, key_scale, &call.p.key_scale, HEAD | ROW)
-        return finish_call(&call, SCORES, threads, explicit)
-    finally:
-        close_arrays(&views)
-
-
-def weights_under_lse(args, int threads, bint explicit, *, lse, weights):
-    """Weights of every place, given the lse of each row."""
-    cdef Call call
-    cdef Py_ssize_t shape[64]
-    cdef Views views
-    open_call(&call, &views)
-    try:
-        set_sizes(&call.p, shape, args)
-        open_operands(&call.p, args, &views)
-        take(&views, lse, &call.p.lse, HEAD | ROW)
-        take(&views, weights, &call.p.weights, ALL_AXES, True)
-        return finish_call(&call, WEIGHTS_UNDER_LSE, threads, explicit)
-    finally:
-        close_arrays(&views)
-
-
-def weighted_sum(args, int threads, bint explicit, *, value, weights, out):
-    """Output from given weights; `args` has no query and key."""
-    cdef Call call
-    cdef Py_ssize_t shape[64]
-    cdef Views views
-    open_call(&call, &views)
-    try:
-        set_sizes(&call.p, shape, args)
-        open_value(&call.p, args, value, &views)
-        call.p.left = call.p.right = -1
-        call.p.scale = 1
-        take(&views, weights, &call.p.weights, ALL_AXES)
-        take(&views, out, &call.p.out, ALL_AXES, True)
-        return finish_call(&call, WEIGHTED_SUM, threads, explicit)
-    finally:
-        close_arrays(&views)
-
-
-cdef void open_call(Call* call, Views* views):
-    memset(call, 0, sizeof(Call))
+    cdef int m = MODES[mode]
+    memset(&call, 0, sizeof(Call))
     views.held = 0
-
-
-cdef Plan finish_call(Call* call, int mode, int threads, bint explicit):
-    prepare(call, mode)
-    start(call, divide, compute, threads, explicit)
-    return plan_of(call)
+    try:
+        set_sizes(p, shape, args)
+        p.left, p.right, p.scale = -1, -1, 1
+        if m != WEIGHTED_SUM:
+            open_operands(p, args, &views)
+        take(&views, value, &p.value, ALL_AXES)
+        p.value_dim = 0 if value is None else args.value_dim
+        take(&views, out, &p.out, ALL_AXES, True)
+        take(&views, lse, &p.lse, HEAD | ROW, m == ATTEND)
+        take(&views, weights, &p.weights, ALL_AXES, m != WEIGHTED_SUM)
+        take(&views, scores, &p.scores, ALL_AXES, True)
+        take(&views, key_scale, &p.key_scale, HEAD | ROW)
+        take(&views, value_scale, &p.value_scale, HEAD | ROW)
+        open_packed(p, q_starts, k_starts, &views)
+        p.key_request.norm, p.key_request.given = <double*> pointer(norm, &views), pointer(given, &views)
+        call.progress = NULL if progress is None else <void*> progress
+        if m == BACKWARD:
+            open_gradients(&call, &gradients, grad_output, output, grad_lse, delta, d_query, d_key, d_value, d_bias, &views)
+            prepare(&call, m)
+            gradients.value_dim, p.value_dim = p.value_dim, 0        # the scores have nothing to do with values
+            start(&call, divide_backward, compute_backward, threads, explicit)
+        elif m == KEY_STATISTICS:
+            request_keys(&p.key_request, request, &views)
+            prepare(&call, m)
+            start(&call, divide_keys, compute_key_statistics, threads, explicit)
+        else:
+            # The states of few rows hold no statistics, so these take a second pass.
+            if request is not None and p.out.data != NULL and p.rows <= SIZES.few_rows:
+                prepare(&call, m)
+                start(&call, divide, compute_forward, threads, explicit)
+                p.out.data = p.lse.data = p.weights.data = NULL
+                p.value_dim = p.kept_scores = 0
+            if request is not None:
+                request_rows(&p.row_request, request, &views)
+            prepare(&call, m)
+            start(&call, divide, compute_forward, threads, explicit)
+        return plan_of(&call)
+    finally:
+        close_arrays(&views)
 
 
 include "fast_entry.pxi"

@@ -184,10 +184,7 @@ cdef class Plan:
     cdef readonly str path
     cdef readonly bint shared, kept_scores
     cdef readonly Py_ssize_t splits, block_q, block_k, threads
-
-    def __repr__(self):
-        names = ("path", "shared", "splits", "block_q", "block_k", "threads", "kept_scores")
-        return f"Plan({', '.join([f'{name}={getattr(self, name)!r}' for name in names])})"
+    cdef readonly double unit               # natural score per unit of the row maxima in a norm
 
 
 cdef Plan plan_of(const Call* call):
@@ -196,6 +193,7 @@ cdef Plan plan_of(const Call* call):
     plan.path = PATH_OF[p.path]
     plan.shared, plan.kept_scores = p.shared, p.kept_scores != 0
     plan.splits, plan.block_q, plan.block_k, plan.threads = p.splits, p.block_q, p.block_k, p.n_threads
+    plan.unit = p.unit
     return plan
 
 

@@ -3,7 +3,6 @@
 # between threads.
 
 cdef enum:
-    REQUESTS = 20
     MOST_KEY_BLOCK = 512
     LEAST_KEY_BLOCK = 128          # where keys are few, so that several threads have some
     KEY_BLOCK_BYTES = 256 * 1024
@@ -79,27 +78,7 @@ def key_plan(int type, Py_ssize_t kv_len, Py_ssize_t head_dim):
     return block, most(1, ceil_div(ceil_div(kv_len, block), MOST_CHUNKS))
 
 
-cdef struct Pointers:
-    Py_buffer view[REQUESTS]
-    int held
-
-
-cdef void* pointer(object x, Pointers* pointers) except? NULL:
-    """The memory of a contiguous array, or NULL for None."""
-    if x is None:
-        return NULL
-    PyObject_GetBuffer(x, &pointers.view[pointers.held], PyBUF_STRIDES)
-    pointers.held += 1
-    return pointers.view[pointers.held - 1].buf
-
-
-cdef void close_pointers(Pointers* pointers):
-    cdef int i
-    for i in range(pointers.held):
-        PyBuffer_Release(&pointers.view[i])
-
-
-cdef int request_rows(RowRequest* w, object request, Pointers* at) except -1:
+cdef int request_rows(RowRequest* w, object request, Views* at) except -1:
     w.norm, w.given = <double*> pointer(request.norm, at), pointer(request.given, at)
     w.entropy, w.max = pointer(request.entropy, at), pointer(request.max, at)
     w.position, w.distance = pointer(request.mean_position, at), pointer(request.mean_distance, at)
@@ -109,7 +88,7 @@ cdef int request_rows(RowRequest* w, object request, Pointers* at) except -1:
     return 0
 
 
-cdef int request_keys(KeyRequest* w, object request, Pointers* at) except -1:
+cdef int request_keys(KeyRequest* w, object request, Views* at) except -1:
     w.norm, w.given = <double*> pointer(request.norm, at), pointer(request.given, at)
     w.row_weights, w.order, w.walk = pointer(request.row_weights, at), <int64_t*> pointer(request.order, at), request.walk
     w.mass, w.max, w.visible = pointer(request.mass, at), pointer(request.max, at), pointer(request.visible, at)
@@ -123,79 +102,3 @@ cdef int request_keys(KeyRequest* w, object request, Pointers* at) except -1:
     w.products, w.factors = pointer(request.products, at), pointer(request.factors, at)
     w.columns, w.nonfinite_factors = request.columns, request.nonfinite_factors
     return 0
-
-
-def row_statistics(args, int threads, bint explicit, request, progress=None, *, value=None, out=None, lse=None, weights=None,
-                   key_scale=None, value_scale=None):
-    """Statistics of rows into the arrays of a RowRequest (attnc/_call.py), beside what attend() gives.
-
-    `progress` is None or a function of (done, total). Returns the natural score per unit of the row maxima in `norm`.
-    """
-    cdef Call call
-    cdef Params* p = &call.p
-    cdef Py_ssize_t shape[64]
-    cdef Views views
-    cdef Pointers pointers
-    open_call(&call, &views)
-    pointers.held = 0
-    try:
-        set_sizes(p, shape, args)
-        open_operands(p, args, &views)
-        open_value(p, args, value, &views)
-        take(&views, out, &p.out, ALL_AXES, True)
-        take(&views, lse, &p.lse, HEAD | ROW, True)
-        take(&views, weights, &p.weights, ALL_AXES, True)
-        take(&views, key_scale, &p.key_scale, HEAD | ROW)
-        take(&views, value_scale, &p.value_scale, HEAD | ROW)
-        call.progress = NULL if progress is None else <void*> progress
-        # The states of few rows hold no statistics, so these take a second pass.
-        if p.out.data != NULL and p.rows <= SIZES.few_rows:
-            finish_call(&call, ATTEND, threads, explicit)
-            p.out.data = p.lse.data = p.weights.data = NULL
-            p.value_dim = p.kept_scores = 0
-        request_rows(&p.row_request, request, &pointers)
-        finish_call(&call, ATTEND, threads, explicit)
-        return p.unit
-    finally:
-        close_arrays(&views)
-        close_pointers(&pointers)
-
-
-def key_statistics(args, int threads, bint explicit, request, progress=None):
-    """Statistics of keys into the arrays of a KeyRequest (attnc/_call.py)."""
-    cdef Call call
-    cdef Py_ssize_t shape[64]
-    cdef Views views
-    cdef Pointers pointers
-    open_call(&call, &views)
-    pointers.held = 0
-    try:
-        set_sizes(&call.p, shape, args)
-        open_operands(&call.p, args, &views)
-        call.progress = NULL if progress is None else <void*> progress
-        request_keys(&call.p.key_request, request, &pointers)
-        prepare(&call, KEY_STATISTICS)
-        start(&call, divide_keys, compute_key_statistics, threads, explicit)
-    finally:
-        close_arrays(&views)
-        close_pointers(&pointers)
-
-
-def weights_under_norm(args, int threads, bint explicit, progress=None, *, weights, norm=None, given=None):
-    """Weights of every place, given the norm of each row that row_statistics() wrote, or its lse."""
-    cdef Call call
-    cdef Py_ssize_t shape[64]
-    cdef Views views
-    cdef Pointers pointers
-    open_call(&call, &views)
-    pointers.held = 0
-    try:
-        set_sizes(&call.p, shape, args)
-        open_operands(&call.p, args, &views)
-        take(&views, weights, &call.p.weights, ALL_AXES, True)
-        call.progress = NULL if progress is None else <void*> progress
-        call.p.key_request.norm, call.p.key_request.given = <double*> pointer(norm, &pointers), pointer(given, &pointers)
-        finish_call(&call, WEIGHTS_UNDER_LSE, threads, explicit)
-    finally:
-        close_arrays(&views)
-        close_pointers(&pointers)

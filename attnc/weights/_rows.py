@@ -107,7 +107,7 @@ class RowStatistics:
                 some.mask = hidden if some.mask is None else some.mask & hidden
                 some.sinks = None
                 others = np.empty(some.lse_shape, self.dtype)
-                _call.run("row_statistics", some, _call.RowRequest(), steps.part(), lse=others)
+                _call.run("attend", some, _call.RowRequest(), steps.part(), lse=others)
                 own = lse[..., start:start + step]
                 with np.errstate(all="ignore"):
                     found = np.exp(others.reshape(own.shape) - own)

@@ -80,14 +80,14 @@ def rows(a, given: np.ndarray | None, names: tuple, k: int | None, report: Calla
     if given is None:
         found["norm"], found["lse"] = np.empty((*lead, 2), np.float64), np.empty(lead, a.acc)
     request = _call.RowRequest(k=k or 0, given=given, **{name: x for name, x in found.items() if name != "lse"})
-    _call.run("row_statistics", a, request, report, lse=found.get("lse"))
+    _call.run("attend", a, request, report, lse=found.get("lse"))
     return found
 
 
 def places(a, norm: np.ndarray | None, given: np.ndarray | None, out: np.ndarray,
            report: Callable | None = None) -> None:
     """Dense weights of the rows and keys of `a` into `out` (..., q_heads, q_len, kv_len)."""
-    _call.run("weights_under_norm", a, report, weights=out, norm=norm, given=given)
+    _call.run("weights_under_lse", a, None, report, weights=out, norm=norm, given=given)
 
 
 def keys(a, norm: np.ndarray | None, given: np.ndarray | None, report: Callable | None, *,
