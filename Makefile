@@ -143,8 +143,10 @@ $(VENV)/with-chromium: $(INSTALLED)
 	    || echo "no Chromium: the tests of the explorer in a browser are skipped"
 	@touch $@
 
-# attnc is there already, so this adds only what its extra asks for.
+# Groups of pyproject.toml; attnc is there already, so what they ask of it adds only its extras. The pip of a new
+# environment is as old as its Python, and --group came with 25.1.
 $(VENV)/with-%: $(INSTALLED)
 	$(SAY) "packages for '$*' into $(VENV) (minutes)"
-	$(PIP) install 'attnc[$*]'
+	$(PIP) install 'pip>=25.1'
+	$(PIP) install --group '$*'
 	@touch $@

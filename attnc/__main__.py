@@ -1,4 +1,4 @@
-"""The command line: ``python -m attnc info``, ``check``, ``bench`` and ``view``."""
+"""The command line, ``attnc`` or ``python -m attnc``: ``info``, ``check``, ``bench`` and ``view``."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from attnc.bench import cases, chain, machine, parity, peers, report, runner
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m attnc",
+        prog="attnc" if Path(sys.argv[0]).stem == "attnc" else "python -m attnc",
         description="Exact CPU attention: what is here, whether it is right on this machine, and how fast it is.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
     commands = parser.add_subparsers(dest="command")

@@ -74,19 +74,36 @@ def test_the_wheel_holds_the_package_exactly(wheel):
     assert {"METADATA", "RECORD", "WHEEL", "licenses/LICENSE", "licenses/LICENSE-libgomp"} <= info
 
 
-def test_the_wheel_benchmarks_itself_without_a_compiler_from_an_empty_folder(wheel, tmp_path):
-    environment, empty = tmp_path / "venv", tmp_path / "empty"
+@pytest.fixture(scope="module")
+def python(wheel):
+    """The Python of an environment that holds the wheel and what it requires, made without a compiler."""
+    environment = wheel.parent.parent / "venv"
     venv.create(environment)
-    empty.mkdir()
     python = environment / "bin" / "python"
-    pip("--python", python, "install", "--only-binary", ":all:", wheel, folder=empty, CC="false")
+    pip("--python", python, "install", "--only-binary", ":all:", wheel, folder=environment, CC="false")
+    return python
+
+
+@pytest.mark.parametrize(("arguments", "status"), [
+    (["info"], 0), (["bench", "--cases", "none of them"], 2), (["view", "missing.npz"], 2), (["nothing"], 2),
+])
+def test_the_script_does_what_the_module_does(arguments, status, python, tmp_path):
+    script = run(python.parent / "attnc", *arguments, folder=tmp_path)
+    module = run(python, "-m", "attnc", *arguments, folder=tmp_path)
+    assert script.returncode == module.returncode == status, script.stdout
+    assert script.stdout == module.stdout.replace("python -m attnc", "attnc")
+
+
+def test_the_wheel_benchmarks_itself_without_a_compiler_from_an_empty_folder(python, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
     packages = pip("--python", python, "list", "--format", "freeze", folder=empty)
     assert {line.partition("==")[0] for line in packages.split()} == {"attnc", "numpy"}
 
     done = run(python, "-P", "-m", "attnc", "bench", "--quick", "--rounds", "3", folder=empty, CC="false")
     assert done.returncode == 0, done.stdout
     where = run(python, "-P", "-c", "import attnc; print(attnc.__file__)", folder=empty).stdout
-    assert where.startswith(str(environment))
+    assert where.startswith(str(python.parent.parent))
     for part in ("Ayşe kitabı okudu", "▁kitabı", "Norm of the output row", "within tolerance", "share of limit",
                  "numpy / attnc", "No torch: not installed"):
         assert part in done.stdout
