@@ -46,4 +46,5 @@ def norms(a: Any, lse: np.ndarray, sinks: np.ndarray | None = None) -> Norms | N
 def _agrees(own: np.ndarray, lse: np.ndarray) -> np.ndarray:
     """Where a given `lse` is large, and `own`, that of these keys, is the same but for rounding."""
     bound = AGREEMENT * np.finfo(lse.dtype).eps * np.abs(lse)
-    return (np.abs(lse) > FAR) & (lse != -np.inf) & ((np.abs(own - lse) <= bound) | (own == lse))
+    same: np.ndarray = (np.abs(lse) > FAR) & (lse != -np.inf) & ((np.abs(own - lse) <= bound) | (own == lse))
+    return same

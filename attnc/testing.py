@@ -9,7 +9,7 @@ import numpy as np
 
 from . import masks
 from ._checks import attention_args
-from .reference import _attention
+from .reference import _chain
 from .results import AttentionResult
 
 __all__ = ["Case", "assert_within", "error_and_tolerance", "exact_attention", "tolerance"]
@@ -139,7 +139,7 @@ def exact_attention(query, key, value, **options) -> AttentionResult:
     a = attention_args(query, key, value, **{**options, "out": None})
     a.acc = np.dtype(np.longdouble if a.acc == np.float64 else np.float64)
     with np.errstate(all="ignore"):
-        found = _attention.run(a)
+        found = _chain.run(a)
     return AttentionResult(found.pop("output"), **found)
 
 

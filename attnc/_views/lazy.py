@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..weights import AttentionWeights
-
-# Every option that says which keys a row may see.
-_WHERE = ("mask", "key_mask", "bias", "causal", "window", "q_offset", "q_segments", "k_segments", "q_lengths",
-          "kv_lengths")
-_FORBIDS = ("mask", "key_mask", "bias", "causal", "window", "q_segments", "q_lengths", "kv_lengths")
+if TYPE_CHECKING:
+    from ..weights import AttentionWeights
 
 
 def slack(eps: float, kv_len: int) -> float:
@@ -57,18 +54,10 @@ class Lazy:
     def _seen(self, pooled, bins):
         """The map with NaN in cells where nothing is allowed."""
         pooled = self._shaped(pooled)
-        even = self._even()
+        even = self.weights._even()
         if even is None:
             return pooled
         return np.where(even.map(bins, reduce="max").reshape(pooled.shape) > 0, pooled, np.nan)
-
-    def _even(self):
-        """Weights of the same places whose scores are all alike, so that none of them rounds to 0; None if all are."""
-        args = self.weights._a
-        if all(getattr(args, name) is None or getattr(args, name) is False for name in _FORBIDS):
-            return None
-        query, key = (np.zeros((*array.shape[:-1], 1), np.float32) for array in (args.query, args.key))
-        return AttentionWeights(query, key, **{name: getattr(args, name) for name in _WHERE})
 
     def entropy(self):
         return self._shaped(self.weights.entropy())
@@ -96,7 +85,7 @@ class Lazy:
 
     def row(self, layer, head, row):
         places = self._places(layer, head)
-        share, even = self.weights[(*places, row)], self._even()
+        share, even = self.weights[(*places, row)], self.weights._even()
         nowhere = 0.0 if self._whole else missing(share.sum(), self._slack, self.weights.lse[(*places, row)] > -np.inf)
         if even is None:
             return share, np.ones(share.shape, bool), nowhere

@@ -12,7 +12,7 @@ from .._checks import weights as checks
 from .._checks.index import check_index
 from ..results import SparseWeights, TopKeys, WeightsSummary
 from ._aggregates import bin_labels, kept, one_head, over_heads, row_counts, tiles
-from ._attention import run, weights_under
+from ._chain import run, weights_under
 from ._scores import masked_scores, stored_scores
 from ._softmax import softmax_of_scores
 

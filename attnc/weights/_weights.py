@@ -19,6 +19,10 @@ from ._slices import one_head
 from ._sweeps import Progress
 
 ALL = slice(None)
+# Every option that says which keys a row may see.
+_WHERE = ("mask", "key_mask", "bias", "causal", "window", "q_offset", "q_segments", "k_segments", "q_lengths",
+          "kv_lengths")
+_FORBIDS = ("mask", "key_mask", "bias", "causal", "window", "q_segments", "q_lengths", "kv_lengths")
 
 
 class AttentionWeights(RowStatistics, KeyStatistics, Blocks):
@@ -257,6 +261,14 @@ q_lengths, kv_lengths, layout, num_threads
                      mean_position=mean_position, mean_distance=mean_distance, key_mass=key_mass, key_max=key_max,
                      map=map is not None, lse=lse)
         return WeightsSummary(**{name: found[name] for name, wanted in asked.items() if wanted})
+
+    def _even(self) -> AttentionWeights | None:
+        """Weights of the same places whose scores are all alike, so that none of them rounds to 0; None if all are."""
+        a = self._a
+        if all(getattr(a, name) is None or getattr(a, name) is False for name in _FORBIDS):
+            return None
+        query, key = (np.zeros((*array.shape[:-1], 1), np.float32) for array in (a.query, a.key))
+        return AttentionWeights(query, key, **{name: getattr(a, name) for name in _WHERE})
 
     # What the weights are computed again from
 

@@ -8,7 +8,7 @@ from slow import NAMES, some_option
 import attnc
 from attnc import reference
 from attnc._checks import attention_args, check_lse
-from attnc.reference._attention import weights_under
+from attnc.reference._chain import weights_under
 
 
 def check_weights(query, key, lse, **options):
