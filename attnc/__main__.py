@@ -12,7 +12,9 @@ import attnc
 import attnc.datasets
 from attnc._files import whole, write_text
 from attnc._views.tokens import visible, visible_lines
-from attnc.bench import cases, chain, machine, parity, peers, report, runner
+from attnc.bench import cases, machine, parity, report, runner
+from attnc.bench.contenders import CONTENDERS
+from attnc.bench.report import chain
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
                        help=f"exit 1 if a share fell by more than {report.FELL_POINTS} points since FILE was written")
     bench.add_argument("--cases", metavar="PATTERN", help="only cases whose name holds this, * and ? as in file names")
     bench.add_argument("--peers", metavar="NAMES",
-                       help=f"only these of {','.join(list(peers.CONTENDERS)[1:])}; an empty one is none")
+                       help=f"only these of {','.join(list(CONTENDERS)[1:])}; an empty one is none")
     bench.add_argument("--rounds", metavar="N", type=_positive, default=9, help="rounds per case (default 9)")
     bench.add_argument("--threads", metavar="N", type=_positive, help="threads for every contender")
     bench.add_argument("--isa", metavar="NAME", help="instruction set to use, as ATTNC_ISA")
@@ -128,7 +130,8 @@ def _with_isa(isa: str, arguments: list[str]) -> int:
     if isa not in available:
         raise ValueError(f"instruction set {isa!r} cannot run here; there are {', '.join(available)}")
     sys.stdout.flush()
-    command = runner.child(f"from attnc.__main__ import main; sys.exit(main({arguments!r}))")
+    command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; from attnc.__main__ import main; "
+               f"sys.exit(main({arguments!r}))"]
     process = subprocess.Popen(command, env=os.environ | {"ATTNC_ISA": isa})
     while True:
         try:
@@ -231,11 +234,11 @@ def _earlier(file: Path, pattern: str | None) -> dict:
 
 def _contenders(names: str | None) -> dict[str, str]:
     if names is None:
-        return peers.CONTENDERS
+        return CONTENDERS
     asked = [name.strip() for name in names.split(",") if name.strip()]
-    if unknown := set(asked) - set(peers.CONTENDERS):
-        raise ValueError(f"no peer named {', '.join(sorted(unknown))}; there are {', '.join(peers.CONTENDERS)}")
-    return {name: setup for name, setup in peers.CONTENDERS.items() if name == "attnc" or name in asked}
+    if unknown := set(asked) - set(CONTENDERS):
+        raise ValueError(f"no peer named {', '.join(sorted(unknown))}; there are {', '.join(CONTENDERS)}")
+    return {name: setup for name, setup in CONTENDERS.items() if name == "attnc" or name in asked}
 
 
 class _Progress:

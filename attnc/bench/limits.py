@@ -6,9 +6,9 @@ import numpy as np
 
 import attnc
 from attnc._isa import kernels
-from attnc.bench.cases import MEMORY_BYTES, DrawnCase, reads, wanted
-from attnc.bench.dense import DenseWeights
-from attnc.bench.links import Softmax
+from attnc.bench.cases.attention import MEMORY_BYTES, DrawnCase, reads, wanted
+from attnc.bench.cases.dense import DenseWeights
+from attnc.bench.cases.links import Softmax
 from attnc.bench.timing import calibrate, seconds_per_call
 
 PROBES = 3                  # at a time, of which the best counts

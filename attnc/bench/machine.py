@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -15,15 +16,16 @@ _PACKAGES = ("torch", "transformers", "onnxruntime", "onnx", "openvino", "jax", 
 _PREFIXES = ("ATTNC_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "NPY_", "MALLOC_")
 
 
+@cache
 def cpu_name() -> str:
-    """The processor's own name for itself, as far as the system tells."""
+    """The processor's own name for itself: from py-cpuinfo, which takes a second; without it what Python knows."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        import cpuinfo
+
+        name = cpuinfo.get_cpu_info().get("brand_raw")
+    except Exception:       # not installed; or an unknown kind of processor, for which it raises no class of its own
+        name = None
+    return name or platform.processor() or platform.machine()
 
 
 def cores() -> int:

@@ -1,29 +1,25 @@
 """Paired, interleaved rounds of attnc and its peers, each verified first and in a process of its own."""
 
+import multiprocessing
 import os
-import pickle
-import subprocess
-import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 import attnc
 from attnc.bench import Unsupported, machine
 from attnc.bench.cases import regime
+from attnc.bench.contenders import CONTENDERS
 from attnc.bench.parity import Expected
-from attnc.bench.peers import CONTENDERS
 from attnc.bench.timing import settle, spread
+from attnc.bench.worker import serve
 from attnc.testing import Case
 
 FORMAT = 2
 SLOW_SECONDS, SPARED = 0.3, 3       # a contender whose call takes longer is sampled in every third round
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-def child(statement: str) -> list[str]:
-    """The command of a Python process that finds the same modules as this one and runs `statement`."""
-    return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {statement}"]
+_SPAWN = multiprocessing.get_context("spawn")
 
 
 class Failed(Exception):
@@ -39,9 +35,11 @@ class Worker:
 
     def start(self):
         """Start the process and let it import the contender."""
-        environment = os.environ | {variable: str(self.threads) for variable in _THREAD_VARIABLES}
-        self.process = subprocess.Popen(child("from attnc.bench.worker import serve; serve()"), env=environment,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.connection, far = _SPAWN.Pipe()
+        self.process = _SPAWN.Process(target=serve, args=(far,), daemon=True)
+        with _environment(dict.fromkeys(_THREAD_VARIABLES, str(self.threads))):     # libraries read it as they load
+            self.process.start()
+        far.close()
         try:
             self.ask("contender", self.setup, self.threads)
         except BaseException:
@@ -50,18 +48,18 @@ class Worker:
 
     def revive(self):
         """Start the process again if it has died: one case it cannot stand should not cost it the others."""
-        if self.process.poll() is not None:
+        if not self.process.is_alive():
             self.close()
             self.start()
 
     def ask(self, command: str, *arguments):
         """Send one command and give its value; raises Unsupported or Failed with the reason."""
         try:
-            pickle.dump((command, arguments), self.process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
-            self.process.stdin.flush()
-            kind, value = pickle.load(self.process.stdout)
+            self.connection.send((command, arguments))
+            kind, value = self.connection.recv()
         except (EOFError, OSError) as error:
-            raise Failed(f"its process ended with status {self.process.wait()}") from error
+            self.process.join()
+            raise Failed(f"its process ended with status {self.process.exitcode}") from error
         if kind == "unsupported":
             raise Unsupported(value)
         if kind == "failed":
@@ -71,10 +69,23 @@ class Worker:
     def close(self):
         """End the process, at once."""
         self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-        with suppress(BrokenPipeError):     # what the dead did not read is lost
-            self.process.stdin.close()
+        self.process.join()
+        self.connection.close()
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """These environment variables for a process that starts now: multiprocessing passes on those of this one."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def run(cases, *, contenders: dict[str, str] | None = None, threads: int | None = None, rounds: int = 9,
@@ -85,7 +96,7 @@ def run(cases, *, contenders: dict[str, str] | None = None, threads: int | None 
     ----------
     cases : sequence of attnc.testing.Case
     contenders : dict, optional
-        Name to ``"module:function"`` of a setup as in `attnc.bench.peers`; it must hold ``"attnc"``.
+        Name to ``"module:function"`` of a setup as in `attnc.bench.contenders`; it must hold ``"attnc"``.
     threads : int, optional
         For every contender; by default what attnc would use.
     rounds : int

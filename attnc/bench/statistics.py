@@ -11,7 +11,7 @@ import numpy as np
 import attnc
 from attnc import reference
 from attnc.bench import Unsupported, machine, report, runner, script
-from attnc.bench.peers import import_torch, to_torch
+from attnc.bench.contenders.tensors import import_torch, to_torch
 from attnc.bench.timing import spread
 from attnc.testing import Case, error_and_tolerance
 

@@ -1,11 +1,11 @@
-"""One contender in a process of its own: it prepares a case and times it when told to, over its standard streams."""
+"""One contender in a process of its own: it prepares a case and times it when told to, over a connection."""
 
 import importlib
 import itertools
-import os
-import pickle
 import signal
 import sys
+from contextlib import redirect_stdout
+from multiprocessing.connection import Connection
 
 import numpy as np
 
@@ -34,8 +34,8 @@ class Contender:
         self.call = self.limit = self.repeat = None     # lets go of the last case's arrays first
         arrays, options = case.make(seed)
         setup = self.setup
-        if not isinstance(case, Case):                  # a contender of the same name stands beside its case
-            setup = getattr(sys.modules[type(case).__module__], self.name, None)
+        if not isinstance(case, Case):                  # it names the module of its contenders
+            setup = getattr(importlib.import_module(case.contenders), self.name, None)
         if setup is None:
             raise Unsupported("has no such function")
         calls = [setup(case, each, options, self.threads) for each in copies(case, arrays)]
@@ -91,26 +91,24 @@ def _in_turns(calls):
     return lambda: next(turn)()
 
 
-def serve():
-    """Answer commands until the other end closes; whatever the contender prints goes to standard error."""
+def serve(connection: Connection) -> None:
+    """Answer commands until the other end closes; what the contender prints goes to standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C is for the parent, which then ends this process
-    commands, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
     contender = None
-    while True:
-        try:
-            name, arguments = pickle.load(commands)
-        except EOFError:
-            return
-        try:
-            if name == "contender":
-                contender, value = Contender(*arguments), None
-            else:
-                value = getattr(contender, name)(*arguments)
-            reply = ("done", value)
-        except Unsupported as reason:
-            reply = ("unsupported", str(reason))
-        except Exception as error:
-            reply = ("failed", f"{type(error).__name__}: {error}")
-        pickle.dump(reply, replies, protocol=pickle.HIGHEST_PROTOCOL)
-        replies.flush()
+    with redirect_stdout(sys.stderr):
+        while True:
+            try:
+                name, arguments = connection.recv()
+            except EOFError:
+                return
+            try:
+                if name == "contender":
+                    contender, value = Contender(*arguments), None
+                else:
+                    value = getattr(contender, name)(*arguments)
+                reply = ("done", value)
+            except Unsupported as reason:
+                reply = ("unsupported", str(reason))
+            except Exception as error:
+                reply = ("failed", f"{type(error).__name__}: {error}")
+            connection.send(reply)

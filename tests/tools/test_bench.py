@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import os
+import platform
 import sys
 import time
 from pathlib import Path
@@ -12,7 +14,11 @@ import pytest
 
 import attnc
 from attnc import reference
-from attnc.bench import Unsupported, cases, chain, machine, parity, peers, report, runner, timing, worker
+from attnc.bench import Unsupported, cases, machine, parity, report, runner, timing, worker
+from attnc.bench.cases.attention import MEMORY_BYTES
+from attnc.bench.cases.links import Softmax
+from attnc.bench.contenders import CONTENDERS, attention
+from attnc.bench.report import chain
 from attnc.datasets import load
 
 TINY = cases.SETS["tiny"]
@@ -29,7 +35,7 @@ PEER_CASES = (
 
 
 def setup_of(name):
-    module, _, function = peers.CONTENDERS[name].partition(":")
+    module, _, function = CONTENDERS[name].partition(":")
     return getattr(importlib.import_module(module), function)
 
 
@@ -38,7 +44,7 @@ def arrays_of(result):
 
 
 @pytest.mark.parametrize("case", PEER_CASES, ids=str)
-@pytest.mark.parametrize("name", peers.CONTENDERS)
+@pytest.mark.parametrize("name", CONTENDERS)
 def test_a_contender_computes_the_case_or_says_why_not(name, case):
     arrays, options = case.make(0)
     expected = parity.Expected(case, 0)
@@ -68,7 +74,7 @@ def test_a_contender_takes_bfloat16(name):
 def test_the_composite_in_slices_is_the_same(monkeypatch):
     case = cases.case(2, (4, 2), 6, 8, 16, want=("weights",))
     whole = setup_of("numpy")(case, *case.make(0), 1)()
-    monkeypatch.setattr(peers, "COMPOSITE_BYTES", 1)
+    monkeypatch.setattr(attention, "COMPOSITE_BYTES", 1)
     for part, full in zip(setup_of("numpy")(case, *case.make(0), 1)(), whole, strict=True):
         np.testing.assert_allclose(part, full, rtol=0, atol=1e-6)
 
@@ -126,7 +132,7 @@ def setup_dying(case, arrays, options, threads):
 
 
 def setup_talking(case, arrays, options, threads):
-    print("hello on standard output")
+    print("hello on standard output, threads", os.environ["OMP_NUM_THREADS"])
     return setup_right(case, arrays, options, threads)
 
 
@@ -137,7 +143,7 @@ def setup_broken(case, arrays, options, threads):
 @pytest.fixture
 def contenders(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return {"attnc": peers.CONTENDERS["attnc"]} | {
+    return {"attnc": CONTENDERS["attnc"]} | {
         name: f"{Path(__file__).stem}:setup_{name}" for name in ("slow", "wrong", "dying", "talking", "broken")}
 
 
@@ -184,7 +190,7 @@ def test_attnc_itself_is_verified_first(contenders):
 
 
 def test_every_limit_is_measured():
-    result = runner.run(TINY, contenders={"attnc": peers.CONTENDERS["attnc"]}, threads=2, rounds=2)
+    result = runner.run(TINY, contenders={"attnc": CONTENDERS["attnc"]}, threads=2, rounds=2)
     assert_schema(result)
     names = [case["limit"]["name"] if "limit" in case else None for case in result["cases"]]
     assert names == ["fma", "read", "weights", "read", "fma", "plain", None, None, "fma", "fma", "weights"]
@@ -221,9 +227,9 @@ def test_every_case_belongs_to_a_regime_and_copies_fill_the_caches():
     few = cases.case(1, 2, 1, 20000, 16)
     arrays, _ = few.make(0)
     made = cases.copies(few, arrays)
-    assert made[0] is arrays and len(made) * few.bytes > cases.MEMORY_BYTES
+    assert made[0] is arrays and len(made) * few.bytes > MEMORY_BYTES
     assert all(np.array_equal(x, y) and not np.shares_memory(x, y) for x, y in zip(made[0], made[-1], strict=True))
-    for case in (cases.case(1, 2, 1, 9, 8), cases.case(1, 2, 100, 20000, 16), cases.Softmax((9, 9))):
+    for case in (cases.case(1, 2, 1, 9, 8), cases.case(1, 2, 100, 20000, 16), Softmax((9, 9))):
         assert len(cases.copies(case, case.make(0)[0])) == 1
 
 
@@ -320,7 +326,7 @@ def test_rest_is_waited_for_but_not_for_ever(monkeypatch):
 def test_a_disturbed_sample_is_taken_again(monkeypatch):
     busy = iter([0.5, 0.99, 0.95, 0.96])
     limit = SimpleNamespace(probe=lambda: {"rate": 1.0, "busy": next(busy)})
-    contender = worker.Contender(peers.CONTENDERS["numpy"], 1)
+    contender = worker.Contender(CONTENDERS["numpy"], 1)
     contender.call, contender.repeat, contender.seconds, contender.limit = (lambda: None), 1, 1.0, limit
     sample = contender.sample()
     assert not sample["disturbed"] and sample["before"]["busy"] == 0.95
@@ -352,13 +358,33 @@ def test_a_forced_blas_kernel_is_told(monkeypatch):
 
 
 def test_a_contender_that_cannot_start_leaves_no_process(monkeypatch):
-    started = []
-    popen = runner.subprocess.Popen
-    monkeypatch.setattr(runner.subprocess, "Popen", lambda *args, **options: started.append(popen(*args, **options))
-                        or started[-1])
+    started, environment = [], dict(os.environ)
+    make = runner._SPAWN.Process
+    monkeypatch.setattr(runner._SPAWN, "Process", lambda **options: started.append(make(**options)) or started[-1],
+                        raising=False)
     with pytest.raises(runner.Failed, match="no_such_module"):
         runner.run(TINY[:1], contenders={"attnc": "no_such_module:setup"}, threads=1)
-    assert len(started) == 1 and started[0].poll() is not None
+    assert len(started) == 1 and not started[0].is_alive() and started[0].exitcode is not None
+    assert os.environ == environment
+
+
+def test_a_contender_prints_to_standard_error_and_has_its_threads(contenders, capfd, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    runner.run(TINY[:1], contenders={name: contenders[name] for name in ("attnc", "talking")}, threads=1, rounds=1)
+    said = capfd.readouterr()
+    assert "hello on standard output" in said.err and "threads 1" in said.err and not said.out
+    assert os.environ["OMP_NUM_THREADS"] == "5"
+
+
+def test_the_name_of_the_processor(monkeypatch):
+    machine.cpu_name.cache_clear()
+    known = SimpleNamespace(get_cpu_info=lambda: {"brand_raw": "a processor"})
+    unknown = SimpleNamespace(get_cpu_info=dict)
+    for module, wanted in ((known, "a processor"), (unknown, platform.processor() or platform.machine()),
+                           (None, platform.processor() or platform.machine())):
+        monkeypatch.setitem(sys.modules, "cpuinfo", module)
+        assert machine.cpu_name() == wanted
+        machine.cpu_name.cache_clear()
 
 
 def test_a_contender_that_is_broken_says_so():

@@ -1,12 +1,10 @@
-"""The gradients of attention as a case of their own: attnc against the CPU backward of torch."""
+"""The gradients of attention as a case of their own."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-import attnc
 from attnc import reference
-from attnc.bench import Unsupported
 from attnc.testing import Case, error_and_tolerance
 
 PRODUCTS = 5        # the scores again, and one for each of weights, query, key and value; the forward call has 2
@@ -18,6 +16,7 @@ class Gradients:
     """The gradients of query, key and value of a case, from its output and lse."""
 
     case: Case
+    contenders = "attnc.bench.contenders.gradients"
 
     @property
     def name(self) -> str:
@@ -77,36 +76,3 @@ class Expected:
         pairs = [error_and_tolerance(result[:1, :n], exact, honest, scale=float(abs(exact).max()))
                  for result, exact, honest, n in zip(results, self.exact, self.honest, heads, strict=True)]
         return max(pairs, key=lambda pair: pair[0] / pair[1])
-
-
-# The contenders of peers.py, by the same names.
-
-def setup_attnc(case, arrays, options, threads):
-    """The package itself."""
-    grad, *inputs = arrays
-    result = attnc.attention(*inputs, want="lse", num_threads=threads, **options)
-
-    def call():
-        found = attnc.attention_backward(grad, *inputs, result.output, result.lse, num_threads=threads, **options)
-        return [getattr(found, name) for name in NAMES]
-
-    return call
-
-
-def setup_torch(case, arrays, options, threads):
-    """The gradients of ``scaled_dot_product_attention``, whose forward call is not timed."""
-    from attnc.bench.peers import from_torch, import_torch, to_torch
-
-    torch = import_torch(threads)
-    unknown = sorted(set(options) - {"causal"})
-    if unknown or case.case.q_len != case.case.kv_len:
-        raise Unsupported(f"has no {', '.join(unknown) or 'bottom-right triangle'}")
-    grad, *inputs = (to_torch(torch, array) for array in arrays)
-    inputs = [x.requires_grad_() for x in inputs]
-    output = torch.nn.functional.scaled_dot_product_attention(
-        *inputs, is_causal=bool(options.get("causal")), enable_gqa=case.case.q_heads != case.case.kv_heads)
-
-    def call():
-        return [from_torch(torch, x) for x in torch.autograd.grad(output, inputs, grad, retain_graph=True)]
-
-    return call

@@ -1,4 +1,4 @@
-"""What was measured as a Markdown table, and the comparison of two runs."""
+"""What was measured, as Markdown tables, and how to read them."""
 
 LIMITS = {
     "fma": "Limit \"fma\": the peak of multiply-and-adds; for bfloat16 that of its dot products where there are any.",
@@ -11,7 +11,6 @@ LIMITS = {
     "stream": "Limit \"stream\": copying the input past the caches, after one more reading where a row is longer than "
               "1 MB.",
 }
-FELL_POINTS = 10    # a share that fell by more than this many points is a regression
 
 
 def speed_table(result: dict) -> str:
@@ -27,7 +26,7 @@ def speed_table(result: dict) -> str:
         if "share" in case:
             limit, share = case["limit"]["name"], case["share"]
             shown = f"{share['median']:.0%} (min {share['min']:.0%}) {limit}"
-        if _disturbed(case, result):
+        if disturbed(case, result):
             shown, mark = "disturbed", "~ "
         rows.append([case["name"], shown, *(_ratio(case["contenders"][name], mark) for name in names)])
     return table(header, rows)
@@ -40,7 +39,7 @@ def regime_table(result: dict) -> str:
         regimes.setdefault(case["regime"], []).append(case)
     rows = []
     for name, found in regimes.items():
-        fair = [case for case in found if "failed" not in case and not _disturbed(case, result)]
+        fair = [case for case in found if "failed" not in case and not disturbed(case, result)]
         shares = [case["share"]["median"] for case in fair if "share" in case]
         limits = dict.fromkeys(case["limit"]["name"] for case in fair if "share" in case)
         shown = f"{min(shares):.0%} to {max(shares):.0%} of {', '.join(limits)}" if shares else "-"
@@ -100,7 +99,7 @@ def notes(result: dict) -> list[str]:
     lines += [text for name, text in LIMITS.items() if name in used]
     if result["blas"].get("numpy"):
         lines.append(f"BLAS of NumPy: {', '.join(result['blas']['numpy'])}.")
-    if any(_disturbed(case, result) for case in result["cases"]):
+    if any(disturbed(case, result) for case in result["cases"]):
         lines.append("Disturbed: other processes wanted the processors in half of the rounds or more; ratios marked ~ "
                      "are no measurement.")
     lines += [f"Other processes disturbed {case['disturbed']} of {rounds} rounds of {case['name']}."
@@ -119,32 +118,7 @@ def notes(result: dict) -> list[str]:
     return lines
 
 
-def comparable(old: dict, isa: str, threads: int) -> None:
-    """Raise ValueError if `old` ran with another instruction set or thread count, which makes shares incomparable."""
-    for what, now in (("isa", isa), ("threads", threads)):
-        if old["machine"][what] != now:
-            raise ValueError(f"cannot compare: {what} was {old['machine'][what]} and is {now}")
-
-
-def regressions(old: dict, new: dict) -> list[str]:
-    """The cases of `old` whose share fell by more than `FELL_POINTS` points in `new`, or that cannot be compared."""
-    found = []
-    now = {case["name"]: case for case in new["cases"]}
-    for case in old["cases"]:
-        if "share" not in case:
-            continue
-        after = now.get(case["name"])
-        if _disturbed(case, old) or (after and _disturbed(after, new)):
-            found.append(f"{case['name']}: disturbed by other processes, cannot be compared")
-        elif after is None or "share" not in after:
-            found.append(f"{case['name']}: was {case['share']['median']:.0%}, now {'failed' if after else 'missing'}")
-        elif 100 * (case["share"]["median"] - after["share"]["median"]) > FELL_POINTS:
-            found.append(f"{case['name']}: share fell from {case['share']['median']:.0%} to "
-                         f"{after['share']['median']:.0%}")
-    return found
-
-
-def _disturbed(case, result) -> bool:
+def disturbed(case, result) -> bool:
     """Whether other processes took part in so many rounds that the median says nothing."""
     return 2 * case.get("disturbed", 0) >= result["settings"]["rounds"]
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from attnc.bench import Unsupported, machine
 from attnc.bench.cases import aligned, visible
-from attnc.bench.peers import only
+from attnc.bench.contenders.attention import only
 
 
 def setup_jax(case, arrays, options, threads):

@@ -1,19 +1,15 @@
-"""The links of the chain that are functions of their own, softmax and weighted sum: their cases and contenders.
-
-The contenders have the names and the form of those of `attnc.bench.peers`, which take the cases of attention.
-"""
+"""Cases of the links of the chain that are functions of their own: softmax and weighted sum."""
 
 from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
 
-import attnc
 from attnc import reference
-from attnc.bench import Unsupported
+from attnc.bench.cases.attention import SHORT
 from attnc.testing import dtype_of, error_and_tolerance
 
-SHORT = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16"}
+CONTENDERS = "attnc.bench.contenders.links"
 ROWS = 8            # that are verified along the last axis but one, where the softmax does not run along it
 CACHE_BYTES = 4 << 20   # input and output of a call that stays in the caches, the last one at the latest
 WIDE_ROW = 1 << 20  # bytes of a row beyond the second-level cache, which is read a second time
@@ -28,6 +24,7 @@ class Softmax:
     dtype: str = "float32"
     function: str = "softmax"
     options: tuple = field(default=(), init=False)
+    contenders = CONTENDERS
 
     @property
     def name(self) -> str:
@@ -81,6 +78,7 @@ class WeightedSum:
     value_dim: int
     dtype: str = "float32"
     options: tuple = field(default=(), init=False)
+    contenders = CONTENDERS
 
     @property
     def name(self) -> str:
@@ -131,84 +129,3 @@ class Expected:
         """The error and the tolerance of the one result."""
         (result,) = results
         return error_and_tolerance(result, self.exact, self.honest, scale=self.scale)
-
-
-# The contenders of peers.py, by the same names.
-
-def setup_attnc(case, arrays, options, threads):
-    """The package itself."""
-    if isinstance(case, WeightedSum):
-        out = np.empty((case.q_heads, case.q_len, case.value_dim), arrays[0].dtype)
-        return lambda: attnc.weighted_sum(*arrays, out=out, num_threads=threads)
-    function, out = getattr(attnc, case.function), np.empty_like(arrays[0])
-    return lambda: function(arrays[0], case.axis, out=out, num_threads=threads)
-
-
-def setup_twin(case, arrays, options, threads):
-    """The NumPy twin."""
-    if isinstance(case, WeightedSum):
-        return lambda: reference.weighted_sum(*arrays)
-    return lambda: getattr(reference, case.function)(arrays[0], case.axis)
-
-
-def setup_numpy(case, arrays, options, threads):
-    """What one writes with NumPy: in place where that is possible."""
-    if isinstance(case, WeightedSum):
-        weights, value = arrays
-        grouped = weights.reshape(case.kv_heads, -1, case.kv_len)
-        out = np.empty((case.kv_heads, grouped.shape[1], case.value_dim), weights.dtype)
-        return lambda: np.matmul(grouped, value, out=out).reshape(case.q_heads, case.q_len, -1)
-    x, stored = arrays[0], arrays[0].dtype
-    work = np.float64 if stored == np.float64 else np.float32
-    out = np.empty(x.shape, work)
-
-    def call():
-        wide = x.astype(work, copy=False)
-        np.subtract(wide, wide.max(case.axis, keepdims=True), out=out)
-        if case.function == "log_softmax":
-            np.subtract(out, np.log(np.exp(out).sum(case.axis, keepdims=True)), out=out)
-        else:
-            np.exp(out, out=out)
-            np.divide(out, out.sum(case.axis, keepdims=True), out=out)
-        return out.astype(stored, copy=False)
-
-    return call
-
-
-def setup_scipy(case, arrays, options, threads):
-    """``scipy.special.softmax`` and ``log_softmax``."""
-    try:
-        from scipy import special
-    except ImportError as error:
-        raise Unsupported.import_of(error) from error
-    if isinstance(case, WeightedSum) or case.dtype == "bfloat16":
-        raise Unsupported("has no such function or dtype")
-    return lambda: getattr(special, case.function)(arrays[0], axis=case.axis)
-
-
-def setup_torch(case, arrays, options, threads):
-    """``torch.softmax`` and ``log_softmax`` into a tensor that is there; ``torch.matmul``."""
-    from attnc.bench.peers import from_torch, import_torch, to_torch
-
-    torch = import_torch(threads)
-    tensors = [to_torch(torch, array) for array in arrays]
-    if isinstance(case, WeightedSum):
-        weights, value = tensors[0].reshape(case.kv_heads, -1, case.kv_len), tensors[1]
-        out = torch.empty((*weights.shape[:2], case.value_dim))
-        return lambda: torch.matmul(weights, value, out=out).reshape(case.q_heads, case.q_len, -1).numpy()
-    out, function = torch.empty_like(tensors[0]), getattr(torch, case.function)
-    return lambda: from_torch(torch, function(tensors[0], case.axis, out=out))
-
-
-def setup_onnxruntime(case, arrays, options, threads):
-    """The operators Softmax and LogSoftmax; MatMul."""
-    from attnc.bench import onnxmodels
-
-    if isinstance(case, WeightedSum):
-        weights, value = arrays
-        inputs = {"weights": weights.reshape(case.kv_heads, -1, case.kv_len), "value": value}
-        shape = (case.kv_heads, inputs["weights"].shape[1], case.value_dim)
-        call = onnxmodels.node("MatMul", {}, inputs, shape, threads)
-        return lambda: call().reshape(case.q_heads, case.q_len, -1)
-    operator = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}[case.function]
-    return onnxmodels.node(operator, {"axis": case.axis}, {"x": arrays[0]}, case.shape, threads)

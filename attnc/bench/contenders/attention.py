@@ -1,16 +1,13 @@
-"""The contenders: one ``setup_<name>(case, arrays, options, threads)`` each, giving a call without arguments.
-
-The call returns the output as ``(batch, heads, length, dim)``, or ``(output, weights)`` for a case that wants the
-weights. Whatever can be done once (building a model, laying the inputs out as the peer likes them) is done in the
-setup and is not timed. A peer that cannot do a case raises `Unsupported` with the reason, which the report prints.
-"""
+"""The contenders of attention that run as they are; those that compile are in compilers.py."""
 
 import numpy as np
 
 import attnc
 from attnc import reference
-from attnc.bench import Unsupported, machine, onnxmodels
+from attnc.bench import Unsupported, machine
 from attnc.bench.cases import aligned, visible, wanted
+from attnc.bench.contenders import onnxmodels
+from attnc.bench.contenders.tensors import from_torch, import_torch, to_torch
 
 TWIN_LIMIT = 1 << 26        # scores; the definition holds several such matrices at once
 COMPOSITE_BYTES = 1 << 28   # scores of the composite at a time: more heads than this holds go in slices
@@ -151,32 +148,6 @@ def setup_torch(case, arrays, options, threads):
     return fused
 
 
-def import_torch(threads):
-    """torch, with its number of threads set."""
-    try:
-        import torch
-    except ImportError as error:
-        raise Unsupported.import_of(error) from error
-    torch.set_num_threads(threads)
-    return torch
-
-
-def to_torch(torch, array):
-    """The array as a tensor that shares its memory."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def from_torch(torch, tensor):
-    """The tensor as an array that shares its memory."""
-    if tensor.dtype == torch.bfloat16:
-        from ml_dtypes import bfloat16
-
-        return tensor.view(torch.int16).numpy().view(bfloat16)
-    return tensor.numpy()
-
-
 def setup_onnxruntime(case, arrays, options, threads):
     """The standard operator Attention (opset 23)."""
     only(options, "causal", "scale", "mask", "bias", weights=True)
@@ -196,19 +167,5 @@ def setup_onnxruntime_mha(case, arrays, options, threads):
 
 
 def setup_scipy(case, arrays, options, threads):
-    """It has the softmax alone (`attnc.bench.links`)."""
+    """It has the softmax alone (`attnc.bench.contenders.links`)."""
     raise Unsupported("has no attention")
-
-
-# The order of the report's columns. A contender is named by module and function, so that its process can find it.
-CONTENDERS = {
-    "attnc": f"{__name__}:setup_attnc",
-    "twin": f"{__name__}:setup_twin",
-    "numpy": f"{__name__}:setup_numpy",
-    "torch": f"{__name__}:setup_torch",
-    "onnxruntime": f"{__name__}:setup_onnxruntime",
-    "onnxruntime-mha": f"{__name__}:setup_onnxruntime_mha",
-    "openvino": "attnc.bench.compilers:setup_openvino",
-    "jax": "attnc.bench.compilers:setup_jax",
-    "scipy": f"{__name__}:setup_scipy",
-}

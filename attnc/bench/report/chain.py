@@ -3,7 +3,7 @@
 import numpy as np
 
 import attnc
-from attnc.bench.report import table
+from attnc.bench.report.tables import table
 
 
 def chain(data) -> tuple[str, float]:

@@ -1,0 +1,97 @@
+"""Cases of attention: how they are named, those with a drawn mask or bias, and what a contender asks of them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnc.testing import Case
+
+SHORT = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16"}
+DECODE_ROWS = 8             # up to so many query rows, fetching a key from memory costs more than using it
+MEMORY_BYTES = 1 << 28      # beyond every cache
+LEAST_COPIED = 1 << 20      # a smaller case is one of calls, not of memory
+
+
+def case(batch, heads, q_len, kv_len, head_dim, dtype="float32", value_dim=None, **options) -> Case:
+    """A case named after its shape; `heads` is one number, or (query heads, key/value heads)."""
+    q_heads, kv_heads = heads if isinstance(heads, tuple) else (heads, heads)
+    shown = f"{q_heads}/{kv_heads}" if q_heads != kv_heads else q_heads
+    depths = head_dim if value_dim in (None, head_dim) else f"{head_dim}/{value_dim}"
+    words = [f"{SHORT[dtype]} {batch},{shown},{q_len},{kv_len},{depths}"]
+    words += [name for name, value in options.items() if value is True]
+    words += ["window {},{}".format(*options["window"])] if "window" in options else []
+    words += options.get("want", ())
+    return Case(" ".join(words), batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim, dtype,
+                tuple(options.items()))
+
+
+@dataclass(frozen=True)
+class DrawnCase(Case):
+    """A case with a random mask or bias for every row and key.
+
+    Parameters
+    ----------
+    drawn : {"mask", "bias"}
+        A mask allows 7 keys of 8, so that no block of keys can be skipped; a bias is standard normal.
+    per_head : bool
+        Whether each head has its own, or all share one.
+    """
+
+    drawn: str = "mask"
+    per_head: bool = False
+
+    def make(self, seed: int):
+        """As `Case.make`, with the array among the options."""
+        arrays, options = super().make(seed)
+        random = np.random.default_rng((seed, 1))
+        shape = self.batch, self.q_heads if self.per_head else 1, self.q_len, self.kv_len
+        if self.drawn == "mask":
+            return arrays, {**options, "mask": random.random(shape, np.float32) < 7 / 8}
+        return arrays, {**options, "bias": random.standard_normal(shape, np.float32)}
+
+
+def drawn(what: str, per_head: bool) -> DrawnCase:
+    """The plain case 1,12,1024,1024,64 with a mask or a bias."""
+    plain = case(1, 12, 1024, 1024, 64)
+    words = f"{plain.name} {what} {'a head' if per_head else 'shared'}"
+    return DrawnCase(words, 1, 12, 12, 1024, 1024, 64, drawn=what, per_head=per_head)
+
+
+def visible(each: Case, options: dict, rows: np.ndarray | None = None) -> np.ndarray | None:
+    """Causal and window as one boolean mask of some rows (all by default), bottom-right; None without either."""
+    left, right = options.get("window") or (None, None)
+    if not options.get("causal") and left is right is None:
+        return None
+    keys = np.arange(each.kv_len)
+    positions = (np.arange(each.q_len) if rows is None else rows)[:, None] + each.kv_len - each.q_len
+    keep = np.ones((len(positions), each.kv_len), bool)
+    if options.get("causal"):
+        keep &= keys <= positions
+    if left is not None:
+        keep &= keys >= positions - left
+    if right is not None:
+        keep &= keys <= positions + right
+    return keep
+
+
+def aligned(each: Case, options: dict) -> bool:
+    """Whether the causal triangle of a peer that aligns it top-left says all that `visible` would say."""
+    return bool(options.get("causal")) and each.q_len == each.kv_len and not options.get("window")
+
+
+def reads(each) -> bool:
+    """Whether so few rows use a key once it has been read that memory decides, not arithmetic."""
+    return isinstance(each, Case) and each.q_len <= DECODE_ROWS
+
+
+def copies(each, arrays: tuple) -> list[tuple]:
+    """Inputs for calls in turn: where reading binds a case, so many that no cache holds what the next one reads."""
+    if not reads(each) or each.bytes < LEAST_COPIED:
+        return [arrays]
+    return [arrays, *(tuple(array.copy() for array in arrays) for _ in range(MEMORY_BYTES // each.bytes))]
+
+
+def wanted(options: dict) -> tuple[str, ...]:
+    """The results a case asks for beside the output, always as a tuple."""
+    want = options.get("want", ())
+    return (want,) if isinstance(want, str) else tuple(want)

@@ -1,0 +1,30 @@
+"""The comparison of two runs: which shares fell."""
+
+from attnc.bench.report.tables import disturbed
+
+FELL_POINTS = 10    # a share that fell by more than this many points is a regression
+
+
+def comparable(old: dict, isa: str, threads: int) -> None:
+    """Raise ValueError if `old` ran with another instruction set or thread count, which makes shares incomparable."""
+    for what, now in (("isa", isa), ("threads", threads)):
+        if old["machine"][what] != now:
+            raise ValueError(f"cannot compare: {what} was {old['machine'][what]} and is {now}")
+
+
+def regressions(old: dict, new: dict) -> list[str]:
+    """The cases of `old` whose share fell by more than `FELL_POINTS` points in `new`, or that cannot be compared."""
+    found = []
+    now = {case["name"]: case for case in new["cases"]}
+    for case in old["cases"]:
+        if "share" not in case:
+            continue
+        after = now.get(case["name"])
+        if disturbed(case, old) or (after and disturbed(after, new)):
+            found.append(f"{case['name']}: disturbed by other processes, cannot be compared")
+        elif after is None or "share" not in after:
+            found.append(f"{case['name']}: was {case['share']['median']:.0%}, now {'failed' if after else 'missing'}")
+        elif 100 * (case["share"]["median"] - after["share"]["median"]) > FELL_POINTS:
+            found.append(f"{case['name']}: share fell from {case['share']['median']:.0%} to "
+                         f"{after['share']['median']:.0%}")
+    return found
