@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import _call
-from ._checks import attention_args, check_lse, weighted_sum_args
+from ._checks import attention_args, check_lse, options_of, weighted_sum_args
 from ._checks.arrays import as_array
 from ._checks.attention import BHND, NOTHING
 from .results import AttentionResult
@@ -168,11 +168,8 @@ q_lengths, kv_lengths, layout, num_threads
     >>> attention_scores([[1., 0.]], [[2., 1.], [3., 4.]], stage="raw")
     array([[2., 3.]])
     """
-    a = attention_args(
-        query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
-        scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
-        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, out=out,
-        num_threads=num_threads, stage=stage, gives="scores")
+    a = attention_args(query, key, None, *options_of(locals()), out=out, num_threads=num_threads, stage=stage,
+                       gives="scores")
     if stage != "masked":
         a.mask = a.key_mask = a.bias = a.alibi_slopes = a.window = a.q_segments = a.k_segments = None
         a.causal = False
@@ -224,11 +221,7 @@ q_lengths, kv_lengths, layout, num_threads
     >>> attention_weights([[1., 0.]], [[1., 0.]], lse=[np.log(4.) + np.sqrt(0.5)])  # one of four such keys
     array([[0.25]])
     """
-    a = attention_args(
-        query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
-        scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
-        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, out=out,
-        num_threads=num_threads, gives="weights")
+    a = attention_args(query, key, None, *options_of(locals()), out=out, num_threads=num_threads, gives="weights")
     given = None if lse is None else check_lse(lse, a)
     weights = np.empty(a.weights_shape, a.dtype) if out is None else out
     if given is None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from . import _call
-from ._checks import Args, BackwardArgs, backward_args, softmax_backward_args
+from ._checks import Args, BackwardArgs, backward_args, options_of, softmax_backward_args
 from ._norms import norms
 from .results import AttentionGradients
 
@@ -67,11 +67,8 @@ q_lengths, kv_lengths, layout, num_threads
     >>> attention_backward(np.ones((1, 1)), query, key, value, result.output, result.lse, want="query").query
     array([[-1.]])
     """
-    b = backward_args(
-        grad_output, query, key, value, output, lse, mask=mask, key_mask=key_mask, bias=bias, causal=causal,
-        window=window, q_offset=q_offset, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-        q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout,
-        want=want, grad_lse=grad_lse, num_threads=num_threads)
+    b = backward_args(grad_output, query, key, value, output, lse, *options_of(locals()), want=want, grad_lse=grad_lse,
+                      num_threads=num_threads)
     a = b.args
     delta = np.empty(a.lse_shape, a.acc)
     found = {name: _empty(b, name) for name in b.want if name in ("query", "key", "value")}

@@ -12,6 +12,7 @@ from ._checks import (
     cache_sizes,
     check_attend,
     check_cache_want,
+    options_of,
     reorder_args,
     truncate_args,
 )
@@ -173,12 +174,8 @@ q_lengths, layout, want, out, num_threads
                 key, value = np.broadcast_to(zero, key.shape), np.broadcast_to(zero, value.shape)
             if layout == "bnhd":
                 key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
-            a = attention_args(
-                query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=s.window or window,
-                q_offset=q_offset, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-                q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths,
-                kv_lengths=np.minimum(self._lengths, s.capacity), layout=layout, want=want, out=out,
-                num_threads=num_threads)
+            window, kv_lengths = s.window or window, np.minimum(self._lengths, s.capacity)
+            a = attention_args(query, key, value, *options_of(locals()), want=want, out=out, num_threads=num_threads)
             if s.window is not None:
                 check_cache_want(a, s, self._lengths, self._oldest)
                 self._unroll(a)

@@ -1,6 +1,6 @@
 """Every error about an argument is raised here: the fast functions and their reference twins share these checks."""
 
-from .attention import Args, attention_args
+from .attention import OPTIONS, Args, attention_args, options_of
 from .backward import BackwardArgs, SoftmaxBackwardArgs, backward_args, softmax_backward_args
 from .cache import append_args, cache_sizes, check_attend, check_cache_want, reorder_args, truncate_args
 from .options import check_lse
@@ -10,6 +10,7 @@ from .states import states_args
 from .varlen import VarlenArgs, varlen_args
 
 __all__ = [
+    "OPTIONS",
     "Args",
     "BackwardArgs",
     "SoftmaxArgs",
@@ -25,6 +26,7 @@ __all__ = [
     "check_lse",
     "check_num_threads",
     "integer",
+    "options_of",
     "reorder_args",
     "softmax_args",
     "softmax_backward_args",

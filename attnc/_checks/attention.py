@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 
 import numpy as np
 
@@ -11,6 +12,12 @@ from .arrays import FLOAT32, accumulator, float_array, promoted
 from .output import check_out
 
 BHND, NOTHING = "bhnd", ()  # the defaults, known by identity: comparing with == may meet an array
+
+# Options that public functions share, in the order of attention_args; options_of(locals()) is what a function was given
+# for them. Names and values of 15 keywords would take longer, and say each name twice.
+OPTIONS = ("mask", "key_mask", "bias", "causal", "window", "q_offset", "scale", "softcap", "alibi_slopes", "sinks",
+           "q_segments", "k_segments", "q_lengths", "kv_lengths", "layout")
+options_of = itemgetter(*OPTIONS)
 
 
 class Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .arrays import accumulator, as_array, check_fits, float_array, promoted, saturated
-from .attention import Args, attention_args
+from .attention import OPTIONS, Args, attention_args
 from .options import check_lse, check_sinks
 from .scalars import check_num_threads, check_want
 from .stages import check_axes
@@ -37,10 +37,12 @@ class BackwardArgs:
         return gradient[0] if a.two_d else gradient.swapaxes(-2, -3) if a.layout == "bnhd" else gradient
 
 
-def backward_args(grad_output, query, key, value, output, lse, *, sinks, want, grad_lse, **options) -> BackwardArgs:
-    """Check everything; `options` are those of attention but `want` and `out`."""
+def backward_args(grad_output, query, key, value, output, lse, *options, want, grad_lse, **named) -> BackwardArgs:
+    """Check everything; the options of attention but `want` and `out` come in the order of `OPTIONS`, or by name."""
+    named.update(zip(OPTIONS, options, strict=False))
+    sinks = named.pop("sinks")
     grad_output = float_array("grad_output", grad_output)
-    a = attention_args(query, key, as_array("value", value), **options)
+    a = attention_args(query, key, as_array("value", value), **named)
     names = check_want(want, GRADIENTS)
     if not names:
         raise ValueError(f"want is empty; wanted at least one name out of {GRADIENTS}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._checks import attention_args, check_lse, weighted_sum_args
+from .._checks import attention_args, check_lse, options_of, weighted_sum_args
 from .._checks.arrays import as_array
 from ..results import AttentionResult
 from ._chain import run, sum_of_values, weights_under
@@ -79,11 +79,8 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
     >>> attention([[1., 0.]], [[1., 0.], [1., 0.]], [[2., 4.], [4., 8.]])
     array([[3., 6.]])
     """
-    a = attention_args(
-        query, key, as_array("value", value), mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window,
-        q_offset=q_offset, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
-        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, want=want, out=out,
-        num_threads=num_threads)
+    a = attention_args(query, key, as_array("value", value), *options_of(locals()), want=want, out=out,
+                       num_threads=num_threads)
     with np.errstate(all="ignore"):
         found = run(a)
         output = found["output"].astype(a.dtype, order="C")
@@ -130,11 +127,7 @@ q_lengths, kv_lengths, layout, num_threads
     >>> attention_weights([[1., 0.]], [[1., 0.], [1., 0.]])
     array([[0.5, 0.5]])
     """
-    a = attention_args(
-        query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
-        scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
-        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, out=out,
-        num_threads=num_threads, gives="weights")
+    a = attention_args(query, key, None, *options_of(locals()), out=out, num_threads=num_threads, gives="weights")
     with np.errstate(all="ignore"):
         weights = run(a)["weights"] if lse is None else weights_under(check_lse(lse, a), a)
         weights = weights.astype(a.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import masks
-from .._checks import BackwardArgs, backward_args, softmax_backward_args
+from .._checks import BackwardArgs, backward_args, options_of, softmax_backward_args
 from ..results import AttentionGradients
 from ._scores import masked_scores, per_query_head, product, stored_scores, unmasked_scores
 from ._softmax import softmax_of_scores
@@ -63,11 +63,8 @@ q_lengths, kv_lengths, layout, num_threads
     >>> attention_backward(np.ones((1, 1)), query, key, value, result.output, result.lse, want="query").query
     array([[-1.]])
     """
-    b = backward_args(
-        grad_output, query, key, value, output, lse, mask=mask, key_mask=key_mask, bias=bias, causal=causal,
-        window=window, q_offset=q_offset, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-        q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout,
-        want=want, grad_lse=grad_lse, num_threads=num_threads)
+    b = backward_args(grad_output, query, key, value, output, lse, *options_of(locals()), want=want, grad_lse=grad_lse,
+                      num_threads=num_threads)
     with np.errstate(all="ignore"):
         found = run(b)
         a = b.args

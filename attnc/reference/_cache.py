@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._checks import append_args, cache_sizes, check_attend, reorder_args, truncate_args
+from .._checks import OPTIONS, append_args, cache_sizes, check_attend, options_of, reorder_args, truncate_args
 from .._checks.arrays import accumulator, float_array
 from .._lock import Locked
 from ..results import AttentionResult
@@ -95,11 +95,10 @@ class KVCache(Locked):
             keys, values = keys.astype(wide.dtype), values.astype(wide.dtype)
         if layout == "bnhd":
             keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
-        result = attention(
-            wide, keys, values, kv_lengths=lengths, mask=mask, key_mask=key_mask, bias=bias, causal=causal,
-            window=self._sizes.window or window, q_offset=q_offset, scale=scale, softcap=softcap,
-            alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths,
-            layout=layout, want=want, num_threads=num_threads, out=None if scaled else out)
+        window, kv_lengths = self._sizes.window or window, lengths
+        options = dict(zip(OPTIONS, options_of(locals()), strict=True))
+        result = attention(wide, keys, values, **options, want=want, num_threads=num_threads,
+                           out=None if scaled else out)
         if not scaled:
             return result
         found = {name: x if name in ("lse", "scores") else x.astype(query.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import masks
-from .._checks import Args, attention_args
+from .._checks import Args, attention_args, options_of
 from .._checks.arrays import saturated
 
 
@@ -44,11 +44,8 @@ q_lengths, kv_lengths, layout, num_threads
     >>> attention_scores([[1., 0.]], [[2., 1.], [3., 4.]], stage="raw")
     array([[2., 3.]])
     """
-    a = attention_args(
-        query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
-        scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
-        k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, out=out,
-        num_threads=num_threads, stage=stage, gives="scores")
+    a = attention_args(query, key, None, *options_of(locals()), out=out, num_threads=num_threads, stage=stage,
+                       gives="scores")
     with np.errstate(all="ignore"):
         if stage == "masked":
             scores = masked_scores(a, masks.allowed(a))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from .._checks import attention_args, check_lse
+from .._checks import attention_args, check_lse, options_of
 from .._checks import weights as checks
 from .._checks.index import check_index
 from ..results import WeightsSummary
@@ -77,10 +77,7 @@ q_lengths, kv_lengths, layout, num_threads
     def __init__(self, query, key, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
                  scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
                  q_lengths=None, kv_lengths=None, layout="bhnd", lse=None, num_threads=None):
-        a = attention_args(
-            query, key, None, mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
-            scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
-            k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout, num_threads=num_threads)
+        a = attention_args(query, key, None, *options_of(locals()), num_threads=num_threads)
         _operands.own_views(a)
         self._hold(a, None if lse is None else _read_only(check_lse(lse, a)))
 

@@ -9,7 +9,7 @@ import pytest
 
 import attnc
 from attnc import reference
-from attnc._checks import attention_args, softmax_args, weighted_sum_args
+from attnc._checks import OPTIONS, attention_args, softmax_args, weighted_sum_args
 
 BATCH, Q_HEADS, KV_HEADS, Q_LEN, KV_LEN, DIM, VALUE_DIM = 2, 4, 2, 5, 7, 8, 3
 QUERY = np.zeros((BATCH, Q_HEADS, Q_LEN, DIM), np.float32)
@@ -361,3 +361,12 @@ def test_nothing_is_written_when_a_check_fails():
     with pytest.raises(ValueError):
         reference.attention(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)), out=out, num_threads=0)
     assert (out == 7).all()
+
+
+def test_options_are_passed_on_in_the_order_of_the_checks():
+    own = list(inspect.signature(attention_args).parameters)[3:]
+    assert own[:len(OPTIONS)] == list(OPTIONS)
+    for module in (attnc, attnc.reference):
+        for function in (module.attention, module.attention_scores, module.attention_weights, module.AttentionWeights,
+                         module.attention_backward):
+            assert set(OPTIONS) <= set(inspect.signature(function).parameters)

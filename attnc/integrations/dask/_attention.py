@@ -8,6 +8,7 @@ import numpy as np
 
 import attnc
 
+from ..._checks import OPTIONS, options_of
 from ..._checks.scalars import check_want
 from ...results import AttentionResult
 from ._grid import Grid
@@ -55,10 +56,7 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
     want = check_want(want)
     if set(want) - {"lse"}:
         raise ValueError(f"want={want!r}; wanted 'lse' or nothing: AttentionWeights has the weights and statistics")
-    options = dict(mask=mask, key_mask=key_mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
-                   scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
-                   k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths, layout=layout,
-                   num_threads=num_threads)
+    options = dict(zip(OPTIONS, options_of(locals()), strict=True), num_threads=num_threads)
     grid = Grid(query, key, value, options)
     output, lse = states(grid)
     a = grid.args
