@@ -90,6 +90,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     0 is well, 1 is wrong or slower, 2 is a bad request, 130 Ctrl-C, 141 a reader of the output that went away.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:      # closed before Python started, as by ``>&-``
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
     try:
         try:
             return _run(sys.argv[1:] if arguments is None else arguments)
@@ -228,7 +231,7 @@ def _writes(encoding, text) -> bool:
 
 def _earlier(file: Path, pattern: str | None) -> dict:
     """An earlier result, without the cases that are not asked for now."""
-    old = json.loads(file.read_text(encoding="utf-8"))
+    old = report.earlier(file)
     return old | {"cases": [case for case in old["cases"] if cases.matches(case["name"], pattern)]}
 
 

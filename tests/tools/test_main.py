@@ -149,6 +149,18 @@ def test_a_bad_request_is_status_2_and_says_why(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [
+    b"{}", b"[]", b"{", b"\xff\xfe", b'{"cases": 3}', b'{"cases": [{}]}', b'{"cases": [], "machine": {}}',
+    b'{"cases": [{"name": "a", "share": 1}], "machine": {"isa": "base", "threads": 1}, "settings": {"rounds": 1}}',
+])
+def test_a_file_to_compare_with_that_is_no_result(content, tmp_path, capsys):
+    file = tmp_path / "other.json"
+    file.write_bytes(content)
+    assert main(["bench", "--tiny", "--compare", str(file)]) == 2
+    found = capsys.readouterr()
+    assert "other.json is no result of bench --json" in found.err and found.out == ""
+
+
 @pytest.mark.parametrize("arguments", [["bench", "--rounds", "0"], ["bench", "--threads", "-1"], ["fly"]])
 def test_a_wrong_command_line_is_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -195,6 +207,15 @@ def test_a_reader_that_goes_away(arguments):
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(60) in ((0, 141) if arguments in ([], ["--help"]) else (141,))      # argparse ignores it
+
+
+@pytest.mark.parametrize(("closed", "arguments", "status"), [
+    (">&-", "info", 0), (">&-", "view missing.npz", 2), ("2>&-", "view missing.npz", 2), (">&- 2>&-", "info", 0),
+    (">&- 2>&-", "bench --tiny --cases nothing", 2)])
+def test_closed_output_is_no_traceback(closed, arguments, status):
+    command = f'"{sys.executable}" -m attnc {arguments} {closed}'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == status and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["check"], ["bench", "--tiny", "--peers", ""]], ids=" ".join)

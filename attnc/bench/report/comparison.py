@@ -1,8 +1,21 @@
 """The comparison of two runs: which shares fell."""
 
+import json
+
 from attnc.bench.report.tables import disturbed
 
 FELL_POINTS = 10    # a share that fell by more than this many points is a regression
+
+
+def earlier(file) -> dict:
+    """What an earlier run wrote to `file`; ValueError if the file holds anything else."""
+    try:
+        old = json.loads(file.read_text(encoding="utf-8"))
+        regressions(old, old)                       # reads all that a comparison reads
+        comparable(old, old["machine"]["isa"], old["machine"]["threads"])
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{file} is no result of bench --json: {type(error).__name__}: {error}") from None
+    return old
 
 
 def comparable(old: dict, isa: str, threads: int) -> None:
