@@ -1,9 +1,9 @@
 # Gradients: which blocks of rows and keys a task takes.
 #
-# One pass over a kv head needs five products for a block of rows and of keys and keeps one thread busy. Two passes, one for
-# the rows and one for the keys, need seven and have as many tasks as there are blocks. The sums are the same, in the same
-# order: the blocks count from row 0 and key 0, and their sizes follow from depths, rows and dtype alone (rule 21 of the
-# semantics), so the choice may depend on heads and threads.
+# One pass over a kv head needs five products for a block of rows and of keys and keeps one thread busy. Two passes, one
+# for the rows and one for the keys, need seven and have as many tasks as there are blocks. The sums are the same, in
+# the same order: the blocks count from row 0 and key 0, and their sizes follow from depths, rows and dtype alone (rule
+# 21 of the semantics), so the choice may depend on heads and threads.
 
 cdef enum:
     GRADIENT_ROWS = 96             # rows of a block: sums of keys move once for each (48, 192: 4 % slower)

@@ -1,4 +1,4 @@
-"""What this processor and its operating system can run, asked before any kernel module is imported; built without flags."""
+"""What this processor and its system can run, asked before a kernel module is imported; built without flags."""
 
 cdef extern from *:
     """
@@ -22,7 +22,8 @@ cdef extern from *:
     }
     static int has_avx512(void) {
         return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
-            && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+            && __builtin_cpu_supports("avx512cd")
+            && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     }
     static int has_avx512bf16(void) { return has_avx512() && cpuid(7, 1, 0, 5); }
     #else

@@ -12,7 +12,7 @@ cdef int[3] FAST_CODES = [F32, F64, F16]
 
 
 def fast_attention(query, key, value, causal, out, threads, bint explicit):
-    """Attention without other options; returns None if any argument needs the full checks. Halves the time of small calls."""
+    """Attention without other options, in half the time if small; None if an argument needs the full checks."""
     cdef Call call
     cdef Params* p = &call.p
     cdef Views views
@@ -44,7 +44,8 @@ def fast_attention(query, key, value, causal, out, threads, bint explicit):
             return None
         given = out is not None
         if not given:
-            out = EMPTY(query.shape if p.value_dim == p.head_dim else (*query.shape[:view.ndim - 1], p.value_dim), dtype)
+            shape = query.shape if p.value_dim == p.head_dim else (*query.shape[:view.ndim - 1], p.value_dim)
+            out = EMPTY(shape, dtype)
         open_next(&views, out, code, &p.out, False)
         if given and not fast_out(p, view):
             return None
@@ -99,6 +100,7 @@ cdef bint fast_out(const Params* p, Py_buffer* view) noexcept:
     for i in range(4):
         if not PyBuffer_IsContiguous(&view[i], b"C"):
             return False
-        if i < 3 and <char*> view[i].buf < <char*> out.buf + out.len and <char*> out.buf < <char*> view[i].buf + view[i].len:
+        if (i < 3 and <char*> view[i].buf < <char*> out.buf + out.len
+                and <char*> out.buf < <char*> view[i].buf + view[i].len):
             return False
     return True

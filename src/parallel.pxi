@@ -42,7 +42,7 @@ cdef int start(Call* call, Phase divide_call, Phase compute_call, int threads, b
 
 
 cdef void run(Call* call, Step step, Py_ssize_t n, Py_ssize_t together=1) noexcept nogil:
-    """Tasks 0 .. n in order, `together` at a time, to the next free thread; they write disjoint memory and need no lock."""
+    """Tasks 0 .. n in order, `together` at a time, to the next free thread. They write disjoint memory: no lock."""
     cdef Py_ssize_t i, shares = ceil_div(n, together)
     cdef int threads = possible_threads(<int> least(call.p.n_threads, shares))
     if threads == 1:                # a parallel region of one thread would cost a microsecond

@@ -1,17 +1,17 @@
 # How a call is cut: blocks, splits, rounds of kv heads, and the scratch they need.
 #
-# Rule 21 of the semantics: a row's bits may depend on the path (call/path.h) and on block_k and split_k, which count from
-# key 0 and follow from depths, dtype and the number of rows of a kv head. block_q, rounds, sharing and threads only decide
-# who computes what.
+# Rule 21 of the semantics: a row's bits may depend on the path (call/path.h) and on block_k and split_k, which count
+# from key 0 and follow from depths, dtype and the number of rows of a kv head. block_q, rounds, sharing and threads
+# only decide who computes what.
 
 cdef enum:
-    # Gap between the scratch of two threads, wider than the hardware prefetcher reaches behind strided accesses (32 KB on
-    # Zen 5): a softmax of (64, 64, 128) along axis 1 takes 69 microseconds instead of 164.
+    # Gap between the scratch of two threads, wider than the hardware prefetcher reaches behind strided accesses (32 KB
+    # on Zen 5): a softmax of (64, 64, 128) along axis 1 takes 69 microseconds instead of 164.
     SCRATCH_GAP = 64 * 1024
     SHARED_BYTES = 16 * 1024 * 1024  # keys and values of a round; above 32 MB the C library maps new pages each call
     STATE_BYTES = 16 * 1024 * 1024
-    # FLOP that two threads share: 0.66 M take 8.1 microseconds on one and 7.0 on two whose pool is awake, 2.4 M 16.3 and
-    # 11.3, 4.7 M 29.5 and 18.2; the border is above the break-even because a sleeping pool has to be woken first.
+    # FLOP that two threads share: 0.66 M take 8.1 microseconds on one and 7.0 on two whose pool is awake, 2.4 M 16.3
+    # and 11.3, 4.7 M 29.5 and 18.2; the border is above the break-even because a sleeping pool has to be woken first.
     LEAST_PARALLEL_WORK = 2000000
     TASK_WORK = 4000000              # FLOP of small heads that are one task: 15 microseconds
     ROW_STATE = 64                   # bytes that a task keeps of a row beside its query and sums
@@ -107,7 +107,7 @@ cdef void set_strides(Call* call) noexcept nogil:
 
 
 cdef bint worth_threads(const Params* p) noexcept nogil:
-    """Whether the call is long enough to share: its products, and packing the keys as the products of eight more rows."""
+    """Whether the call is long enough to share: its products; packing the keys counts as eight more rows."""
     cdef double work = 2.0 * (p.head_dim + p.value_dim) * p.kv_len * (p.rows + 8) * p.batches * p.kv_heads
     return work >= LEAST_PARALLEL_WORK
 
@@ -124,13 +124,14 @@ cdef Py_ssize_t heads_of_task(const Params* p) noexcept nogil:
 cdef Py_ssize_t parts_of_head(const Params* p, const Format* f) noexcept nogil:
     """Into how many tasks that pack for themselves a kv head is cut, or 0 where its keys are packed once for all.
 
-    One task takes a head whose rows fit in L2 beside a block of keys (sums of nonfinite values are not touched as a rule),
-    if the heads divide among the threads without leaving one idle for long; else each takes an equal part, if the parts
-    are still long enough for the cost of packing.
+    One task takes a head whose rows fit in L2 beside a block of keys (sums of nonfinite values are not touched as a
+    rule), if the heads divide among the threads without leaving one idle for long; else each takes an equal part, if
+    the parts are still long enough for the cost of packing.
     """
     cdef Py_ssize_t heads = p.batches * p.kv_heads, threads = p.n_threads, parts = 1
     cdef Py_ssize_t row = most(((p.depth_stride if p.copy_queries else 0) + p.value_stride) * f.real, ROW_STATE)
-    cdef bint even = not p.causal and p.left < 0 and p.right < 0 and p.q_lengths.data == NULL and p.kv_lengths.data == NULL
+    cdef bint even = (not p.causal and p.left < 0 and p.right < 0
+                      and p.q_lengths.data == NULL and p.kv_lengths.data == NULL)
     if p.rows * row + p.pack_bytes > share_of_l2(SIZES.own_share):
         return 0
     while 20 * round_up(heads * parts, threads) > 21 * heads * parts:
@@ -154,7 +155,7 @@ cdef bint must_copy_queries(const Params* p, const Format* f) noexcept nogil:
 
 
 cdef Py_ssize_t rows_of_task(const Call* call) noexcept nogil:
-    """SIZES.block_q, or less where heads are deep or that leaves fewer than four tasks a thread; whole register tiles."""
+    """SIZES.block_q, or less if heads are deep or a thread would have fewer than four tasks; whole register tiles."""
     cdef const Params* p = &call.p
     cdef Py_ssize_t heads = p.batches * p.kv_heads
     cdef Py_ssize_t even = round_up(ceil_div(p.rows * heads, 4 * p.n_threads), GROUP_ROWS)
@@ -166,7 +167,7 @@ cdef Py_ssize_t rows_of_task(const Call* call) noexcept nogil:
 
 
 cdef void balance_blocks(Call* call) noexcept nogil:
-    """Query blocks of a head, of at most block_q rows: where a round's heads do not divide among the threads, its tasks do."""
+    """Query blocks of a head, of at most block_q rows: if a round's heads do not divide by threads, tasks do."""
     cdef Params* p = &call.p
     cdef Py_ssize_t groups = ceil_div(p.rows, GROUP_ROWS), threads = p.n_threads, least_common = threads
     p.q_blocks = ceil_div(p.rows, p.block_q)
@@ -201,7 +202,7 @@ PATH_OF = tuple([PATH_NAMES[i].decode() for i in range(PATHS)])
 
 
 def path_class(int type, Py_ssize_t rows):
-    """A number of the order in which rows are summed that share a kv head with so many: rows keep their bits within one.
+    """The order of sums of rows that share a kv head with so many, as a number: within one, rows keep their bits.
 
     Each path sums in an order of its own, and up to SIZES.few_rows rows the keys are split.
     """

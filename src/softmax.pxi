@@ -8,7 +8,7 @@ cdef enum:
     LEAST_GROUP = 4                    # vectors: (8192, 4096) takes twice as long with two
     STREAM_BYTES = 32 * 1024 * 1024    # of input and output, beyond which the output passes the caches by
     # Of neighbours that a thread has for itself where they lie in cache: what is fetched ahead of strided writes takes
-    # lines from the thread beside it. (1024, 128) along axis 0: 57 microseconds by two, 35 by one; (1024, 512): 222, 162
+    # lines from the thread beside it. (1024, 128) along axis 0: 57 us by two, 35 by one; (1024, 512): 222, 162.
     OWN_BYTES = 2048
 
 
@@ -56,10 +56,12 @@ cdef void divide_rows(RowCall* call, int threads) noexcept nogil:
     slices = op.rows // op.columns
     groups = ceil_div(op.columns - op.lead, op.group_columns * lanes) + (op.lead > 0)
     call.pieces = slices * groups
-    # A long call's tasks hold several groups: one is read while the one before is written. In cache they are neighbours.
-    call.of_a_task = most(least(16, call.pieces // (4 * threads)), most(1, ROW_TASK // (op.n * op.group_columns * lanes)))
+    # A long call's tasks hold several groups: one is read while the one before is written. In cache: neighbours.
+    cdef Py_ssize_t in_cache = most(1, ROW_TASK // (op.n * op.group_columns * lanes))
+    call.of_a_task = most(least(16, call.pieces // (4 * threads)), in_cache)
     if not op.stream:
-        call.of_a_task = round_up(call.of_a_task, groups) if slices >= threads else ceil_div(groups, ceil_div(threads, slices))
+        call.of_a_task = (round_up(call.of_a_task, groups) if slices >= threads
+                          else ceil_div(groups, ceil_div(threads, slices)))
     call.scratch_bytes = kept * op.group_columns * lanes * real + (SCRATCH_GAP if threads > 1 else 0)
 
 
@@ -75,7 +77,8 @@ cdef int at_most(RowOp* op, int threads) noexcept nogil:
 cdef int start_rows(RowCall* call, int threads, bint explicit) except -1:
     cdef int taken
     cdef bint shared = call.op.rows * call.op.n >= LEAST_PARALLEL_ROWS
-    call.op.stream = call.op.x.data != call.op.out.data and call.op.rows * call.op.n > STREAM_BYTES // (2 * size_of(&call.op))
+    call.op.stream = (call.op.x.data != call.op.out.data
+                      and call.op.rows * call.op.n > STREAM_BYTES // (2 * size_of(&call.op)))
     if call.op.rows * call.op.n == 0:
         return 0
     taken = enter_threads(at_most(&call.op, threads) if shared else 1, explicit)

@@ -1,6 +1,6 @@
-# Statistics of the weights. Those of rows are taken beside the softmax (attention/forward.h). Those of keys are sums over rows
-# whose norm is known: a task owns a range of keys of one kv head and walks the rows in order, so that nothing is added
-# between threads.
+# Statistics of the weights. Those of rows are taken beside the softmax (attention/forward.h). Those of keys are sums
+# over rows whose norm is known: a task owns a range of keys of one kv head and walks the rows in order, so that nothing
+# is added between threads.
 
 cdef enum:
     MOST_KEY_BLOCK = 512
@@ -90,7 +90,8 @@ cdef int request_rows(RowRequest* w, object request, Views* at) except -1:
 
 cdef int request_keys(KeyRequest* w, object request, Views* at) except -1:
     w.norm, w.given = <double*> pointer(request.norm, at), pointer(request.given, at)
-    w.row_weights, w.order, w.walk = pointer(request.row_weights, at), <int64_t*> pointer(request.order, at), request.walk
+    w.row_weights, w.order = pointer(request.row_weights, at), <int64_t*> pointer(request.order, at)
+    w.walk = request.walk
     w.mass, w.max, w.visible = pointer(request.mass, at), pointer(request.max, at), pointer(request.visible, at)
     w.hits, w.threshold = <int64_t*> pointer(request.hits, at), request.threshold
     w.map, w.map_max = pointer(request.map, at), request.map_max

@@ -6,7 +6,7 @@
  *   LARGEST, LARGE_SCALE   magnitude from which a value leaves the product, and the scale of sums of such values */
 #define PANEL (LANES * TILE_VECTORS)
 #define P_(name) ((REAL *)t->name)                      /* an array of the task */
-#define STEP static __attribute__((noinline))           /* a step of the algorithm: a profile names it, and it is compiled once */
+#define STEP static __attribute__((noinline))           /* a step of the algorithm: a profile names it, compiled once */
 
 /* Products of REAL or, with the constant `pairs`, of pairs of bfloat16 that stand in a word's bits. */
 #if REAL_BITS == 32 && BF16_DOT

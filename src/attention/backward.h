@@ -1,9 +1,9 @@
-/* backward.h (template over REAL; after attention/gradients.h, attention/forward.h): the loops of the gradients: blocks of rows
- * against blocks of keys. */
+/* backward.h (template over REAL; after attention/gradients.h, attention/forward.h): the loops of the gradients: blocks
+ * of rows against blocks of keys. */
 
 /* Scores of a group, and the products of grad_out and value. Returns 0 if the group sees no key of the block. */
-INLINE int T(gradient_products)(const Params *p, const Gradients *g, Task *t, ix r, ix n, ix block, int want, int capped,
-                                GradientScratch *b) {
+INLINE int T(gradient_products)(const Params *p, const Gradients *g, Task *t, ix r, ix n, ix block, int want,
+                                int capped, GradientScratch *b) {
     const ix at = r * p->width * (ix)sizeof(REAL);
     enum Visibility visibility = T(visibility)(p, t, r, n, block);
     if (visibility == SKIP) return 0;
@@ -21,7 +21,8 @@ INLINE int T(gradient_products)(const Params *p, const Gradients *g, Task *t, ix
 }
 
 /* The algorithm for a block of rows and a block of keys, one line a step. */
-INLINE void T(backward_block)(const Params *p, const Gradients *g, Task *t, ix block, int want, GradientScratch *b, void *d_query) {
+INLINE void T(backward_block)(const Params *p, const Gradients *g, Task *t, ix block, int want, GradientScratch *b,
+                              void *d_query) {
     const int capped = p->softcap != 0 && want != WANT_BIAS;
     int any_visible = 0;
     T(load_gradient_rows)(p, g, t, b);

@@ -1,14 +1,16 @@
-/* dense.h (template over REAL; after attention/online_softmax.h, attention/row_norms.h): writes dense weights and scores, a block
- * of keys at a time. */
+/* dense.h (template over REAL; after attention/online_softmax.h, attention/row_norms.h): writes dense weights and
+ * scores, a block of keys at a time. */
 
 /* One row's part of a block, times factor, with `fill` at the block's columns outside the part. */
-INLINE void T(store_part)(const Params *p, const Task *t, const Array *a, char *batch, ix r, ix block, const REAL *s, REAL factor,
-                          REAL fill) {
+INLINE void T(store_part)(const Params *p, const Task *t, const Array *a, char *batch, ix r, ix block, const REAL *s,
+                          REAL factor, REAL fill) {
     ix first = block * p->block_k, n = least(p->block_k, p->kv_len - first), j = 0;
     char *dst = row_address(t, a, batch, r) + first * a->col;
-    REAL *x = a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && (uintptr_t)dst % sizeof(REAL) == 0 ? (REAL *)dst : (REAL *)t->line;
+    int in_place = a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && (uintptr_t)dst % sizeof(REAL) == 0;
+    REAL *x = in_place ? (REAL *)dst : (REAL *)t->line;
     for (; j < t->column; j++) x[j] = fill;
-    if (j + LANES <= t->columns) {             /* one store up to a multiple of the vector size; the others are aligned */
+    /* One store up to a multiple of the vector size; the others are aligned. */
+    if (j + LANES <= t->columns) {
         V(storeu)(x + j, V(loadu)(s + j) * V(set1)(factor));
         j += LANES - (ix)((uintptr_t)(x + j) / sizeof(REAL) % LANES);
     }
@@ -53,7 +55,8 @@ STEP void T(store_under_lse)(const Params *p, Task *t, ix r0, ix n, ix block) {
         t->columns = lse == -INFINITY ? column : columns;          /* a row without keys: zeros, whatever its scores */
         for (ix j = t->from; column < t->columns && j < t->to; j += LANES)
             V(store)(s + j, V(exp2_any)((V(load)(s + j) - V(set1)(lse)) * c));
-        T(store_part)(p, t, &p->weights, t->weights, r, block, s, (REAL)t->inverse[r], (REAL)(t->inverse[r] - t->inverse[r]));
+        T(store_part)(p, t, &p->weights, t->weights, r, block, s, (REAL)t->inverse[r],
+                      (REAL)(t->inverse[r] - t->inverse[r]));
     }
     t->columns = columns;
 }

@@ -14,7 +14,8 @@ static double T(close_row)(const Params *p, const Task *t, ix r, double *lse) {
         *lse = sink;
         return 0;
     }
-    double larger = sink > top ? sink : top, share = top == larger ? 1 : exp(top - larger);   /* 1 where the scale gave inf */
+    /* 1 where the scale gave inf. */
+    double larger = sink > top ? sink : top, share = top == larger ? 1 : exp(top - larger);
     double total = sum * share + exp(sink - larger);
     *lse = larger + log(total);
     return top == larger ? total : total * exp(larger - top);
@@ -42,7 +43,8 @@ STEP void T(write_rows)(const Params *p, Task *t, ix r0, ix n) {
         REAL *x = T(writes_out_in_place)(p) && !t->uses_nonfinite ? (REAL *)dst : o;
         /* + 0: a sum that underflowed to -0 becomes 0, so that keys that add nothing cannot change its sign */
         if (sum == 0) memset(x, 0, p->value_stride * sizeof(REAL));
-        else if (t->uses_nonfinite) for (ix i = 0; i < p->value_stride; i++) o[i] = o[i] * f + (big[i] * f) * (1 / LARGE_SCALE);
+        else if (t->uses_nonfinite)
+            for (ix i = 0; i < p->value_stride; i++) o[i] = o[i] * f + (big[i] * f) * (1 / LARGE_SCALE);
         else for (ix i = 0; i < p->value_stride; i += LANES) V(storeu)(x + i, V(load)(o + i) * V(set1)(f) + V(set1)(0));
         if (x == o) T(store_row)(o, p->value_dim, dst, p->out.col, p->out.dtype);
     }

@@ -1,7 +1,7 @@
-/* forward.h (template over REAL; after attention/queries.h, attention/scores.h, attention/finish_scores.h, attention/values.h,
- * attention/in_place.h, attention/in_place_pairs.h, gemm/pack_pairs.h, attention/epilogue.h, attention/dense.h,
- * attention/splits.h, attention/weighted_sum.h, attention/fused.h, attention/row_statistics.h, attention/key_statistics.h): the
- * loops of a task: blocks of keys, and groups of rows in a block. */
+/* forward.h (template over REAL; after attention/queries.h, attention/scores.h, attention/finish_scores.h,
+ * attention/values.h, attention/in_place.h, attention/in_place_pairs.h, gemm/pack_pairs.h, attention/epilogue.h,
+ * attention/dense.h, attention/splits.h, attention/weighted_sum.h, attention/fused.h, attention/row_statistics.h,
+ * attention/key_statistics.h): the loops of a task: blocks of keys, and groups of rows in a block. */
 
 /* Steps that multiply have a second version, for pairs of bfloat16. */
 #if PAIR_PRODUCTS
@@ -34,9 +34,11 @@ static void T(pack_task)(Call *call, Task *t, ix block, Packed kv) {
 
 /* ------------------------------------------------------------------------------------------------------ kept scores */
 
-/* Scores that stay until the row sums are known have a part of scratch for each group and block; a single block needs one
- * part for all groups in turn. */
-INLINE ix T(kept_part)(const Params *p, ix r, ix block) { return p->k_blocks > 1 ? r / p->group_rows * p->k_blocks + block : 0; }
+/* Scores that stay until the row sums are known have a part of scratch for each group and block; a single block needs
+ * one part for all groups in turn. */
+INLINE ix T(kept_part)(const Params *p, ix r, ix block) {
+    return p->k_blocks > 1 ? r / p->group_rows * p->k_blocks + block : 0;
+}
 
 INLINE void T(open_kept)(const Params *p, Task *t, char *kept, ix part) {
     t->s = kept + part * p->group_rows * p->width * (ix)sizeof(REAL);
@@ -83,7 +85,8 @@ STEP void T(close_group)(Call *call, Task *t, ix r, ix n, char *kept) {
     const Params *p = &call->p;
     if (p->mode == WEIGHTED_SUM)                              /* given weights are not normalised */
         for (ix k = r; k < r + n; k++) t->row_sum[k] = 1;
-    for (ix k = r; p->row_request.any && k < r + n; k++) {      /* sorting a million keys of a row takes a third of a second */
+    /* Sorting a million keys of a row takes a third of a second. */
+    for (ix k = r; p->row_request.any && k < r + n; k++) {
         if (p->stop) return;
         T(write_row_statistics)(p, t, k, 1);
         poll(call, t->thread);
@@ -115,7 +118,8 @@ STEP void T(attend_blocks)(Call *call, Task *t) {
         }
         if (!last) poll(call, t->thread);
     }
-    if (t->block_start >= t->block_stop && p->splits == 1) T(close_groups)(call, t, kept);      /* rows that see no key */
+    /* Rows that see no key. */
+    if (t->block_start >= t->block_stop && p->splits == 1) T(close_groups)(call, t, kept);
 }
 
 /* Row maxima and sums, where a second pass is to compute the weights again. */
@@ -136,7 +140,7 @@ static void T(split_task)(Call *call, Task *t, char *state) {
     T(save_state)(&call->p, t, state);
 }
 
-/* Merge the states first .. last of a kv head in key order; between rounds of splits the sum so far waits in its first state. */
+/* Merge the states first .. last of a kv head in key order; between rounds of splits the first one holds the sum. */
 static void T(merge_task)(Call *call, Task *t, char *states, ix first, ix last, int done) {
     const Params *p = &call->p;
     const ix size = p->rows * p->state_bytes;
@@ -150,7 +154,7 @@ static void T(merge_task)(Call *call, Task *t, char *states, ix first, ix last, 
     T(close_task)(call, t);
 }
 
-/* ------------------------------------------------------------------------------------------- dense scores and weights */
+/* ----------------------------------------------------------------------------------------- dense scores and weights */
 
 /* Every place of the task's rows in one split, block by block, to the array of scores, or of weights. */
 static void T(dense_task)(Call *call, Task *t, ix split, int weights) {
@@ -176,7 +180,7 @@ static void T(dense_task)(Call *call, Task *t, ix split, int weights) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ statistics of keys */
+/* ---------------------------------------------------------------------------------------------- statistics of keys */
 
 /* The parts of the map of a query head of this round. */
 INLINE double *T(bins_of)(const Call *call, ix head, ix member) {
@@ -220,7 +224,8 @@ static void T(key_statistics_task)(Call *call, Task *t, ix head, ix chunk) {
             if (k->map) {
                 t->stats.slots = k->slot_start[chunk + 1] - k->slot_start[chunk];
                 t->stats.bins = T(bins_of)(call, head, member) + k->slot_start[chunk] * k->row_bins;
-                if (block == chunk * call->chunk) memset(t->stats.bins, 0, k->row_bins * t->stats.slots * sizeof(double));
+                if (block == chunk * call->chunk)
+                    memset(t->stats.bins, 0, k->row_bins * t->stats.slots * sizeof(double));
             }
             T(key_statistics_of_head)(call, t, block, t->kv_head * p->group + member);
         }
@@ -232,7 +237,8 @@ static void T(maps_task)(Call *call, Task *t, ix head) {
     const Params *p = &call->p;
     for (ix member = 0; member < p->group; member++)
         for (ix bin = 0; bin < p->key_request.row_bins && !p->stop; bin++) {
-            T(merge_bins)(p, t, T(bins_of)(call, head, member), call->chunks, (call->first_head + head) * p->group + member, bin);
+            T(merge_bins)(p, t, T(bins_of)(call, head, member), call->chunks,
+                          (call->first_head + head) * p->group + member, bin);
             poll(call, t->thread);
         }
 }

@@ -1,10 +1,10 @@
-/* fused.h (template over REAL; after gemm/strip.h, attention/queries.h, attention/epilogue.h): small heads in one pass: scores,
- * softmax and weighted sum of a strip of rows, over keys and values in place.
+/* fused.h (template over REAL; after gemm/strip.h, attention/queries.h, attention/epilogue.h): small heads in one pass:
+ * scores, softmax and weighted sum of a strip of rows, over keys and values in place.
  *
- * As in strip.h the lanes are rows, here until the weights are summed: maxima, sums and scores need no step across lanes,
- * nothing is packed, and each head prefetches the next one. Every number comes from the operations of the other paths in
- * their order, and has their bits. 16 rows, 16 keys and depth 32: 1370 cycles a head instead of 2350, 520 of them the
- * products (Zen 5). */
+ * As in strip.h the lanes are rows, here until the weights are summed: maxima, sums and scores need no step across
+ * lanes, nothing is packed, and each head prefetches the next one. Every number comes from the operations of the other
+ * paths in their order, and has their bits. 16 rows, 16 keys and depth 32: 1370 cycles a head instead of 2350, 520 of
+ * them the products (Zen 5). */
 
 #if VECTOR_BYTES >= 32
 
@@ -17,8 +17,8 @@ static T(Rows) T(rows_as_real)(const Array *a, const char *src, ix n, ix rows, R
     return (T(Rows)){(const char *)wide, n * (ix)sizeof(REAL)};
 }
 
-/* Queries r0 .. of the task as a strip [depth][row]; behind the last row its own query is repeated. The queries of the next
- * head are prefetched. */
+/* Queries r0 .. of the task as a strip [depth][row]; behind the last row its own query is repeated. The queries of the
+ * next head are prefetched. */
 INLINE void T(pack_strip)(const Params *p, const Task *t, ix r0, REAL *dst) {
     const ix next = p->group * p->query.head, size = T(element_size)(p->query.dtype);
     const REAL *x[T(STRIP)];
@@ -49,15 +49,18 @@ INLINE void T(fused_scores)(const Params *p, T(Rows) keys, const REAL *q, ix col
         const char *k = keys.at + j * row;
         VEC sum[LANES][T(STRIP_VECTORS)];
         if (valid < LANES) {
-            for (ix i = 0; i < LANES; i++) memcpy(line + i * p->head_dim, k + least(i, valid - 1) * row, p->head_dim * sizeof(REAL));
+            for (ix i = 0; i < LANES; i++)
+                memcpy(line + i * p->head_dim, k + least(i, valid - 1) * row, p->head_dim * sizeof(REAL));
             k = (const char *)line;
             row = p->head_dim * (ix)sizeof(REAL);
         }
-        T(rank1_lanes)(0, (const char *)q, T(STRIP) * sizeof(REAL), k, row, sizeof(REAL), p->head_dim, &prefetch, sum, NULL);
+        T(rank1_lanes)(0, (const char *)q, T(STRIP) * sizeof(REAL), k, row, sizeof(REAL), p->head_dim,
+                       &prefetch, sum, NULL);
         UNROLL for (int i = 0; i < LANES; i++)
             UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++) {
                 VEC x = sum[i][v];
-                if (!full || valid < LANES) x = V(keep_bits)(x, V(above)(stop[v], V(set1)((REAL)(j + i))), V(set1)(-INFINITY));
+                if (!full || valid < LANES)
+                    x = V(keep_bits)(x, V(above)(stop[v], V(set1)((REAL)(j + i))), V(set1)(-INFINITY));
                 peak[v] = V(max)(x, peak[v]);
                 V(store)(s + (j + i) * T(STRIP) + v * LANES, x);
             }
@@ -84,10 +87,10 @@ INLINE void T(fused_softmax)(const Params *p, ix columns, const VEC *peak, REAL 
     }
 }
 
-/* The output of a strip, rows r0 .. r0 + rows of the task. Returns 0 where a sum is not finite, or a value is as large as those
- * that leave the product. */
-INLINE int T(fused_values)(const Params *p, const Task *t, T(Rows) values, ix r0, ix rows, ix columns, const REAL *w, const REAL *inverse,
-                           Prefetch prefetch) {
+/* The output of a strip, rows r0 .. r0 + rows of the task. Returns 0 where a sum is not finite, or a value is as large
+ * as those that leave the product. */
+INLINE int T(fused_values)(const Params *p, const Task *t, T(Rows) values, ix r0, ix rows, ix columns, const REAL *w,
+                           const REAL *inverse, Prefetch prefetch) {
     const int writes_out = T(writes_out_in_place)(p);
     VEC largest = V(set1)(0), odd = V(set1)(0);
     for (ix c = 0; c < p->value_dim; c += T(STRIP))
@@ -106,18 +109,20 @@ INLINE int T(fused_values)(const Params *p, const Task *t, T(Rows) values, ix r0
             }
         }
     for (ix r = r0; r < r0 + rows && !writes_out; r++)
-        T(store_row)(P_(o) + r * p->value_stride, p->value_dim, row_address(t, &p->out, t->out, r), p->out.col, p->out.dtype);
+        T(store_row)(P_(o) + r * p->value_stride, p->value_dim, row_address(t, &p->out, t->out, r),
+                     p->out.col, p->out.dtype);
     return V(all_zero)(odd) && V(largest)(largest) < LARGEST;
 }
 
-/* Attention of the task's rows, whose keys are one block and one step of the weighted sum; returns 0 if a value needs the
- * unfused path. */
+/* Attention of the task's rows, whose keys are one block and one step of the weighted sum; returns 0 if a value needs
+ * the unfused path. */
 STEP int T(attend_fused)(const Params *p, Task *t) {
     REAL q[FUSED_DEPTH * T(STRIP)] __attribute__((aligned(64))), s[FUSED_KEYS * T(STRIP)] __attribute__((aligned(64)));
     REAL inverse[T(STRIP)] __attribute__((aligned(64))), stops[T(STRIP)] __attribute__((aligned(64)));
     const Prefetch none = {0};
     const ix keys = t->lengths.kv_length;
-    const ix key_bytes = p->head_dim * T(element_size)(p->key.dtype), value_bytes = p->value_dim * T(element_size)(p->value.dtype);
+    const ix key_bytes = p->head_dim * T(element_size)(p->key.dtype),
+        value_bytes = p->value_dim * T(element_size)(p->value.dtype);
     REAL *wide = t->wide;
     const T(Rows) key = T(rows_as_real)(&p->key, t->key, p->head_dim, keys, wide);
     const T(Rows) value = T(rows_as_real)(&p->value, t->value, p->value_dim, keys, wide + p->kv_len * p->head_dim);
@@ -130,7 +135,8 @@ STEP int T(attend_fused)(const Params *p, Task *t) {
             if (i < rows) fewest = least(fewest, sees);
             stops[i] = (REAL)sees;
         }
-        UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++) peak[v] = V(set1)(-INFINITY), stop[v] = V(load)(stops + v * LANES);
+        UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++)
+            peak[v] = V(set1)(-INFINITY), stop[v] = V(load)(stops + v * LANES);
         T(pack_strip)(p, t, r0, q);
         const Prefetch values = r0 ? none : prefetch_from(&p->value, value_bytes, t->value);
         const Prefetch next_head = r0 ? none : prefetch_from(&p->key, key_bytes, t->key + p->key.head);

@@ -1,5 +1,5 @@
-/* gradients.h (template over REAL; after gemm/pack.h, gemm/rank1.h, attention/row_norms.h): the steps of the gradients of
- * attention, for a block of query rows and a block of keys.
+/* gradients.h (template over REAL; after gemm/pack.h, gemm/rank1.h, attention/row_norms.h): the steps of the gradients
+ * of attention, for a block of query rows and a block of keys.
  *
  * The weights P are computed again under the lse of the forward pass; with dP = dO V^T and delta = rowsum(dO * O) the
  * gradient of the scores is dS = P * (dP - delta), and dV += P^T dO, dQ += dS K, dK += dS^T Q (Dao et al. 2022,
@@ -147,8 +147,8 @@ STEP void T(clear_invisible)(const Params *p, const Task *t, ix r0, ix n, Gradie
 
 /* o += sum over n steps k of coefficient w[r * across + k * along] times row x[k], for rows x vectors;
  * the rows of x and o are `stride` apart. */
-INLINE void T(product_tile)(const int rows, const int vectors, const REAL *w, ix across, ix along, const REAL *x, ix stride,
-                            ix n, REAL *o) {
+INLINE void T(product_tile)(const int rows, const int vectors, const REAL *w, ix across, ix along, const REAL *x,
+                            ix stride, ix n, REAL *o) {
     VEC sum[TALL_ROWS][TILE_VECTORS];
     const REAL *w_rows[GROUP_ROWS];
     UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w + r * across;
@@ -164,15 +164,16 @@ INLINE void T(product_tile)(const int rows, const int vectors, const REAL *w, ix
 INLINE ix T(first_vector)(ix vectors, ix chunk) { return chunk * vectors / ceil_div(vectors, TILE_VECTORS); }
 
 /* A chunk of `vectors` vectors: the number as a constant */
-INLINE void T(product_chunk)(const int rows, ix vectors, const REAL *w, ix across, ix along, const REAL *x, ix stride, ix n,
-                         REAL *o) {
+INLINE void T(product_chunk)(const int rows, ix vectors, const REAL *w, ix across, ix along, const REAL *x, ix stride,
+                             ix n, REAL *o) {
 #define TILE(vectors) T(product_tile)(rows, vectors, w, across, along, x, stride, n, o)
     VECTOR_CASES(TILE)
 #undef TILE
 }
 
 /* dQ of a group += dS K */
-STEP void T(add_query_gradients)(const Params *p, const Gradients *w, const Task *t, ix r0, ix n, void *sums, GradientScratch *b) {
+STEP void T(add_query_gradients)(const Params *p, const Gradients *w, const Task *t, ix r0, ix n, void *sums,
+                                 GradientScratch *b) {
     REAL *o = sums;
     ix all = p->depth_stride / LANES, keys = t->columns - t->column;
     const REAL *coefficients = G_(scores) + r0 * p->width + t->column;
@@ -220,7 +221,8 @@ static void T(add_to_keys)(const Params *p, const REAL *coefficients, const REAL
 }
 
 /* Rows that are not finite leave the products. Of a query its dS are NaN or 0 already; a grad_out is added by hand. */
-static void T(exclude_nonfinite_rows)(const Params *p, const Gradients *w, const Task *t, ix keys, int want, GradientScratch *b) {
+static void T(exclude_nonfinite_rows)(const Params *p, const Gradients *w, const Task *t, ix keys, int want,
+                                      GradientScratch *b) {
     for (ix r = 0; r < t->rows; r++) {
         REAL *g = G_(grad_out) + r * w->value_stride;
         if (!b->nonfinite[r]) continue;
@@ -244,7 +246,8 @@ STEP void T(add_key_gradients)(const Params *p, const Gradients *w, Task *t, ix 
 }
 
 /* The gradient of the bias += dS; places that share an element of the bias are added in order. */
-STEP void T(add_bias_gradients)(const Params *p, const Gradients *w, const Task *t, ix r0, ix n, ix block, GradientScratch *b) {
+STEP void T(add_bias_gradients)(const Params *p, const Gradients *w, const Task *t, ix r0, ix n, ix block,
+                                GradientScratch *b) {
     const Array *a = &w->bias;
     char *batch = a->data + batch_offset(a, &p->batch, t->batch) + block * p->block_k * a->col;
     for (ix r = r0; r < r0 + n; r++) {
@@ -278,14 +281,17 @@ STEP void T(write_query_gradients)(const Params *p, const Gradients *w, const Ta
 }
 
 /* dK and dV of all keys of a block, those past a length too; a flipped query takes the sign of the scale with it. */
-STEP void T(write_key_gradients)(const Params *p, const Gradients *w, const Task *t, ix block, int want, GradientScratch *b) {
+STEP void T(write_key_gradients)(const Params *p, const Gradients *w, const Task *t, ix block, int want,
+                                 GradientScratch *b) {
     const Array *k = &w->key, *v = &w->value;
     const REAL scale = (REAL)(p->flip ? -p->scale : p->scale);
     ix first = block * p->block_k, n = least(p->block_k, p->kv_len - first);
     char *key = address(k, &p->batch, t->batch, t->kv_head), *value = address(v, &p->batch, t->batch, t->kv_head);
     for (ix j = 0; j < n; j++) {
-        if (want & WANT_KEY) T(store_sums)(k, key + (first + j) * k->row, G_(d_key) + j * w->stride, p->head_dim, scale);
-        if (want & WANT_VALUE) T(store_sums)(v, value + (first + j) * v->row, G_(d_value) + j * w->value_stride, w->value_dim, 1);
+        if (want & WANT_KEY)
+            T(store_sums)(k, key + (first + j) * k->row, G_(d_key) + j * w->stride, p->head_dim, scale);
+        if (want & WANT_VALUE)
+            T(store_sums)(v, value + (first + j) * v->row, G_(d_value) + j * w->value_stride, w->value_dim, 1);
     }
 }
 

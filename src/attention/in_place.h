@@ -1,8 +1,9 @@
-/* in_place.h (template over REAL; after gemm/rank1.h, gemm/strip.h, attention/values.h): scores and weighted sum of so few
- * rows that packing a key would cost more than using it.
+/* in_place.h (template over REAL; after gemm/rank1.h, gemm/strip.h, attention/values.h): scores and weighted sum of so
+ * few rows that packing a key would cost more than using it.
  *
- * Keys and values are read in place, once, and widened in registers: the call is bound by that reading. A score is a dot
- * product along the lanes, LANES of which are summed across by one tree; rows that fill vectors take strips instead. */
+ * Keys and values are read in place, once, and widened in registers: the call is bound by that reading. A score is a
+ * dot product along the lanes, LANES of which are summed across by one tree; rows that fill vectors take strips
+ * instead. */
 
 #define DOT_KEYS (TILE_VECTORS < LANES ? TILE_VECTORS : LANES)     /* 6 rows times this many sums are in registers */
 
@@ -63,8 +64,8 @@ INLINE VEC T(load_scales)(const float *scale, ix first, ix valid) {
 }
 
 /* The scores of a few rows with LANES keys at k. */
-INLINE void T(dot_rows)(const int dtype, const int rows, const REAL *const *q_rows, const char *const *k, Prefetch *prefetch,
-                        ix depth, REAL *s, ix stride) {
+INLINE void T(dot_rows)(const int dtype, const int rows, const REAL *const *q_rows, const char *const *k,
+                        Prefetch *prefetch, ix depth, REAL *s, ix stride) {
     const REAL *q[GROUP_ROWS];
     VEC part[GROUP_ROWS][LANES / DOT_KEYS];
     UNROLL for (int r = 0; r < rows; r++) q[r] = q_rows[r];
@@ -73,8 +74,8 @@ INLINE void T(dot_rows)(const int dtype, const int rows, const REAL *const *q_ro
 }
 
 /* The scores of all rows with LANES keys at k, in place or widened, whose address in the array is `key`. */
-static __attribute__((noinline)) void T(score_strips)(const int pairs, const Params *p, const Task *t, const char *k, ix row,
-                                                      const char *key, REAL *s) {
+static __attribute__((noinline)) void T(score_strips)(const int pairs, const Params *p, const Task *t, const char *k,
+                                                      ix row, const char *key, REAL *s) {
     const Array *a = &p->key;
     const ix depth = pairs ? p->head_dim / 2 : p->head_dim, bytes = p->head_dim * T(element_size)(a->dtype);
     Prefetch prefetch = prefetch_from(a, bytes, key + PREFETCH_BYTES / bytes * a->row);
@@ -87,9 +88,10 @@ static __attribute__((noinline)) void T(score_strips)(const int pairs, const Par
     }
 }
 
-/* Addresses of LANES keys: in place, or widened to REAL in t->line. Behind the last of `valid` keys its own row is repeated;
- * these columns are masked. */
-INLINE void T(find_keys)(const int dtype, int copied, int widened, const Params *p, Task *t, const char *key, ix valid, const char **k) {
+/* Addresses of LANES keys: in place, or widened to REAL in t->line. Behind the last of `valid` keys its own row is
+ * repeated; these columns are masked. */
+INLINE void T(find_keys)(const int dtype, int copied, int widened, const Params *p, Task *t, const char *key, ix valid,
+                         const char **k) {
     const Array *a = &p->key;
     for (ix v = 0; v < LANES; v++) {
         REAL *line = (REAL *)t->line + v * p->depth_stride;
@@ -100,7 +102,8 @@ INLINE void T(find_keys)(const int dtype, int copied, int widened, const Params 
         else if (copied) {
             T(load_row)(k[v], a->col, a->dtype, p->head_dim, line);
             for (ix d = p->head_dim; d < p->depth_stride; d++) line[d] = 0;
-        } else for (ix d = 0; d < p->head_dim; d += LANES) V(store)(line + d, T(load_as)(dtype, k[v] + d * T(element_size)(dtype)));
+        } else for (ix d = 0; d < p->head_dim; d += LANES)
+            V(store)(line + d, T(load_as)(dtype, k[v] + d * T(element_size)(dtype)));
         k[v] = (const char *)line;
     }
 }
@@ -116,10 +119,12 @@ INLINE void T(score_keys)(const int dtype, int copied, const Params *p, Task *t,
         ix valid = least(LANES, t->columns - j);
         const char *key = keys + j * a->row;
         /* Rows a multiple of 4096 bytes apart share a cache set, so strips copy them. */
-        const int as_is = strips && !copied && (dtype == NATIVE || dtype == PAIRS) && valid == LANES && a->row % 4096 != 0;
+        const int as_is = strips && !copied && (dtype == NATIVE || dtype == PAIRS) && valid == LANES
+            && a->row % 4096 != 0;
         if (!as_is) T(find_keys)(dtype, copied, strips, p, t, key, valid, k);
         if (strips)
-            T(score_strips)(dtype == PAIRS, p, t, as_is ? key : k[0], as_is ? a->row : p->depth_stride * (ix)sizeof(REAL), key, P_(s) + j);
+            T(score_strips)(dtype == PAIRS, p, t, as_is ? key : k[0],
+                            as_is ? a->row : p->depth_stride * (ix)sizeof(REAL), key, P_(s) + j);
         else for (ix r = 0; r < n; r += each) {
             REAL *s = P_(s) + r * p->width + j;
             ix m = least(each, n - r);
@@ -151,8 +156,8 @@ STEP void T(scores_in_place)(const Params *p, Task *t, ix n, ix block) {
 /* ------------------------------------------------------------------------------------------------------ values */
 
 /* o = o * alpha + sum, unless a sum is not finite: then nothing is stored, and the answer is 0. */
-INLINE int T(store_finite)(const int rows, const int vectors, const REAL *alpha, VEC (*sum)[TILE_VECTORS], REAL *o, ix o_stride,
-                           int check) {
+INLINE int T(store_finite)(const int rows, const int vectors, const REAL *alpha, VEC (*sum)[TILE_VECTORS], REAL *o,
+                           ix o_stride, int check) {
     VEC odd = V(set1)(0);
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) {
@@ -165,10 +170,10 @@ INLINE int T(store_finite)(const int rows, const int vectors, const REAL *alpha,
     return 1;
 }
 
-/* o = o * alpha + weights @ values for rows x vectors, as values_tile() of values.h, over rows of any dtype; sums that are not
- * all finite are not stored, and the answer is 0. */
-INLINE int T(sum_tile)(const int dtype, const int rows, const int vectors, const REAL *w, ix w_stride, const char *v, ix v_stride,
-                       Prefetch *prefetch, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+/* o = o * alpha + weights @ values for rows x vectors, as values_tile() of values.h, over rows of any dtype; sums that
+ * are not all finite are not stored, and the answer is 0. */
+INLINE int T(sum_tile)(const int dtype, const int rows, const int vectors, const REAL *w, ix w_stride, const char *v,
+                       ix v_stride, Prefetch *prefetch, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     VEC sum[TALL_ROWS][TILE_VECTORS];
     const REAL *w_rows[TALL_ROWS];
     UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w + r * w_stride;
@@ -176,13 +181,14 @@ INLINE int T(sum_tile)(const int dtype, const int rows, const int vectors, const
     return T(store_finite)(rows, vectors, alpha, sum, o, o_stride, 1);
 }
 
-/* Of other dtypes only whole chunks are taken in place: the others are half of the code, and a copy in L1 serves them. */
+/* Of other dtypes only whole chunks are taken in place: the others are half the code; a copy in L1 serves them. */
 INLINE int T(in_place_chunk)(const int dtype, ix vectors) { return dtype == NATIVE || vectors == TILE_VECTORS; }
 
-INLINE int T(sum_vectors)(const int dtype, const int rows, ix vectors, const REAL *w, ix w_stride, const char *v, ix v_stride,
-                          Prefetch *prefetch, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+INLINE int T(sum_vectors)(const int dtype, const int rows, ix vectors, const REAL *w, ix w_stride, const char *v,
+                          ix v_stride, Prefetch *prefetch, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     int finite = 1;
-#define TILE(vectors) finite = T(sum_tile)(dtype, rows, vectors, w, w_stride, v, v_stride, prefetch, keys, alpha, o, o_stride)
+#define TILE(vectors) \
+    finite = T(sum_tile)(dtype, rows, vectors, w, w_stride, v, v_stride, prefetch, keys, alpha, o, o_stride)
     if (rows > GROUP_ROWS && (dtype != NATIVE || vectors == TALL_VECTORS)) TILE(TALL_VECTORS);
     else if (rows > GROUP_ROWS) TILE(1);
     else if (dtype == NATIVE) VECTOR_CASES(TILE)
@@ -191,10 +197,11 @@ INLINE int T(sum_vectors)(const int dtype, const int rows, ix vectors, const REA
     return finite;
 }
 
-static int T(sum_rows)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride, const char *v, ix v_stride, Prefetch *prefetch,
-                       ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+static int T(sum_rows)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride, const char *v, ix v_stride,
+                       Prefetch *prefetch, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     int finite = 1;
-#define ROWS(rows) finite = T(sum_vectors)(kind, rows, vectors, w, w_stride, v, v_stride, prefetch, keys, alpha, o, o_stride)
+#define ROWS(rows) \
+    finite = T(sum_vectors)(kind, rows, vectors, w, w_stride, v, v_stride, prefetch, keys, alpha, o, o_stride)
 #define KIND(type) { const int kind = type; TALL_CASES(n, ROWS) break; }
     DTYPE_CASES(KIND)
 #undef KIND
@@ -202,13 +209,13 @@ static int T(sum_rows)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride, 
     return finite;
 }
 
-/* The sums of rows first .. stop that came out not finite in one vector of columns. Row by row, because what one row sees may
- * change no bit of another; vector by vector, because strips and register tiles alike are made of vectors. The first pass
- * excludes values that are not finite, and leaves the bits of rows that may not see such a key; the second excludes those so
- * large that their sum is not finite either, which depends on visible values alone. Inlined, it makes the loops that call it
- * 4 % longer (avx2). */
-static __attribute__((noinline, cold)) void T(sum_nonfinite)(const Params *p, Task *t, ix first, ix stop, ix block, ix from, ix keys,
-                                                             ix vector, const REAL *alpha) {
+/* The sums of rows first .. stop that came out not finite in one vector of columns. Row by row, because what one row
+ * sees may change no bit of another; vector by vector, because strips and register tiles alike are made of vectors. The
+ * first pass excludes values that are not finite, and leaves the bits of rows that may not see such a key; the second
+ * excludes those so large that their sum is not finite either, which depends on visible values alone. Inlined, it makes
+ * the loops that call it 4 % longer (avx2). */
+static __attribute__((noinline, cold)) void T(sum_nonfinite)(const Params *p, Task *t, ix first, ix stop, ix block,
+                                                             ix from, ix keys, ix vector, const REAL *alpha) {
     const ix column = vector * LANES, valid = least(LANES, p->value_dim - column);
     ix n_nonfinite = 0;
     REAL *copy = t->packed.values;
@@ -227,15 +234,17 @@ static __attribute__((noinline, cold)) void T(sum_nonfinite)(const Params *p, Ta
                 if (excluded) t->packed.nonfinite[n_nonfinite++] = (int32_t)(from + j);
             }
             finite = T(sum_tile)(NATIVE, 1, 1, w, 0, (char *)copy, LANES * sizeof(REAL), &none, keys, alpha + r, o, 0);
-            if (pass && !finite)                          /* the weights or the sums before are not finite: so is the row */
+            /* The weights or the sums before are not finite: so is the row. */
+            if (pass && !finite)
                 T(values_tile)(0, 1, 1, &w, copy, LANES, keys, alpha + r, o, 0);
         }
         T(add_nonfinite)(p, t, 0, r, r + 1, block, t->packed.nonfinite, n_nonfinite, column, column + valid);
     }
 }
 
-/* o = o * alpha + weights @ values in steps of IN_PLACE_KEYS keys counted from key 0: a step's values stay in L1 while the
- * chunks of their columns, and the register tiles of rows, are taken in turn. The factor of an int8 value goes to its weight. */
+/* o = o * alpha + weights @ values in steps of IN_PLACE_KEYS keys counted from key 0: a step's values stay in L1 while
+ * the chunks of their columns, and the register tiles of rows, are taken in turn. Weights take the factors of
+ * int8 values. */
 STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
     const Array *a = &p->value;
     const char *values = t->value + block * p->block_k * a->row;
@@ -253,7 +262,8 @@ STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
         if (t->value_scale) {
             const float *scale = t->value_scale + block * p->block_k + from;
             for (ix r = 0; r < n; r++)
-                for (ix j = 0; j < stop - from; j++) scaled[r * IN_PLACE_KEYS + j] = w[r * w_stride + j] * (REAL)scale[j];
+                for (ix j = 0; j < stop - from; j++)
+                    scaled[r * IN_PLACE_KEYS + j] = w[r * w_stride + j] * (REAL)scale[j];
             w = scaled;
             w_stride = IN_PLACE_KEYS;
         }
@@ -274,8 +284,9 @@ STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
                 m = least(each, n - r);
                 const ix wide = vectors_of_sums(m, vectors), size = LANES * T(element_size)(as_is ? dtype : NATIVE);
                 for (ix i = 0; i < vectors; i += wide)
-                    if (!T(sum_rows)(as_is ? dtype : NATIVE, m, least(wide, vectors - i), w + r * w_stride, w_stride, v + i * size, row,
-                                     r && !twice ? &none : &prefetch, stop - from, alpha + r, o + i * LANES, p->value_stride))
+                    if (!T(sum_rows)(as_is ? dtype : NATIVE, m, least(wide, vectors - i), w + r * w_stride, w_stride,
+                                     v + i * size, row, r && !twice ? &none : &prefetch, stop - from, alpha + r,
+                                     o + i * LANES, p->value_stride))
                         for (ix k = start + i; k < start + least(i + wide, vectors); k++)
                             T(sum_nonfinite)(p, t, r, r + m, block, from, stop - from, k, alpha);
             }

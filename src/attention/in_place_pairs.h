@@ -1,15 +1,16 @@
-/* in_place_pairs.h (template for float; after attention/in_place.h): the steps of in_place.h for bfloat16 dot products: of pairs of depths as they
- * lie in a key, and of keys 2 i and 2 i + 1 for the values, whose rows are interleaved in registers. */
+/* in_place_pairs.h (template for float; after attention/in_place.h): the steps of in_place.h for bfloat16 dot products:
+ * of pairs of depths as they lie in a key, and of keys 2 i and 2 i + 1 for the values, whose rows are interleaved in
+ * registers. */
 #if PAIR_PRODUCTS
 
 STEP void scores_in_place_pairs_f32(const Params *p, Task *t, ix n, ix block) {
     score_keys_f32(PAIRS, p->key.col != 2, p, t, n, block);
 }
 
-/* o = o * alpha + weights @ values for rows x one whole chunk, over pairs of keys. The answer is 0, and nothing is stored, where
- * sums are not finite (if `check`), or values are subnormal (if it is 2). */
-INLINE int sum_pairs(const int rows, const int vectors, const float *w, ix w_stride, const char *v, ix v_stride, Prefetch *prefetch,
-                     ix keys, int check, const float *alpha, float *o, ix o_stride) {
+/* o = o * alpha + weights @ values for rows x one whole chunk, over pairs of keys. The answer is 0, and nothing is
+ * stored, where sums are not finite (if `check`), or values are subnormal (if it is 2). */
+INLINE int sum_pairs(const int rows, const int vectors, const float *w, ix w_stride, const char *v, ix v_stride,
+                     Prefetch *prefetch, ix keys, int check, const float *alpha, float *o, ix o_stride) {
     vf sum[TALL_ROWS][TILE_VECTORS], smallest = (vf)~(vfi){0};
     const float *w_rows[TALL_ROWS];
     UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w + r * w_stride;
@@ -21,8 +22,9 @@ INLINE int sum_pairs(const int rows, const int vectors, const float *w, ix w_str
 static int sum_pairs_rows(ix n, const float *w, ix w_stride, const char *v, ix v_stride, Prefetch *prefetch, ix keys,
                           int check, const float *alpha, float *o, ix o_stride) {
     int finite = 1;
-#define ROWS(rows) finite = sum_pairs(rows, rows > GROUP_ROWS ? TALL_VECTORS : TILE_VECTORS, w, w_stride, v, v_stride, prefetch, keys, \
-                                      check, alpha, o, o_stride)
+#define ROWS(rows) \
+    finite = sum_pairs(rows, rows > GROUP_ROWS ? TALL_VECTORS : TILE_VECTORS, w, w_stride, v, v_stride, prefetch, \
+                       keys, check, alpha, o, o_stride)
     TALL_CASES(n, ROWS)
 #undef ROWS
     return finite;
@@ -34,10 +36,10 @@ static void copy_halves(const char *v, const Array *a, ix keys, ix n, uint16_t *
         for (ix i = 0; i < n; i++) memcpy(dst + i, v + i * a->col, 2);
 }
 
-/* sum_nonfinite() of in_place.h, which excludes subnormal values too: in TALL_VECTORS from `start` on, whatever the tile, since
- * the last rows of a head may take a lower and wider one than those before. */
-static __attribute__((noinline, cold)) void sum_nonfinite_pairs(const Params *p, Task *t, ix first, ix stop, ix block, ix from, ix keys,
-                                                                ix start, const float *alpha) {
+/* sum_nonfinite() of in_place.h, which excludes subnormal values too: in TALL_VECTORS from `start` on, whatever the
+ * tile, since the last rows of a head may take a lower and wider one than those before. */
+static __attribute__((noinline, cold)) void sum_nonfinite_pairs(const Params *p, Task *t, ix first, ix stop, ix block,
+                                                                ix from, ix keys, ix start, const float *alpha) {
     const Array *a = &p->value;
     const ix width = TALL_VECTORS * VF;
     ix n_nonfinite = 0;
@@ -90,8 +92,9 @@ STEP void values_in_place_pairs_f32(const Params *p, Task *t, ix n, ix block) {
                 m = least(each, n - r);
                 const ix wide = vectors_of_sums(m, TILE_VECTORS);
                 for (ix i = 0; i < TILE_VECTORS; i += wide)
-                    if (!sum_pairs_rows(m, w + r * w_stride, w_stride, v + 2 * i * VF, row, r && !twice ? &none : &prefetch, stop - from,
-                                        2, alpha + r, o + i * VF, p->value_stride))
+                    if (!sum_pairs_rows(m, w + r * w_stride, w_stride, v + 2 * i * VF, row,
+                                        r && !twice ? &none : &prefetch, stop - from, 2, alpha + r, o + i * VF,
+                                        p->value_stride))
                         for (ix k = start + i; k < start + i + wide; k += TALL_VECTORS)
                             sum_nonfinite_pairs(p, t, r, r + m, block, from, stop - from, k, alpha);
             }

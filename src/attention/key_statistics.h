@@ -11,10 +11,11 @@ STEP void T(begin_key_statistics)(const Params *p, Task *t) {
     memset(t->stats.products, 0, p->width * w->columns * sizeof(double));
 }
 
-/* Scores to weights under the norm, in place; their sum over the rows times `factor` added to part, unless this is the `first`
- * of it, the largest into top. With `given`, weights may be above 1. */
-INLINE void T(weights_of_keys)(const int rows, const int given, const int first, REAL *s, ix stride, ix from, ix to, const REAL *shift, VEC c,
-                        const REAL *inverse, const REAL *factor, REAL *part, REAL *top) {
+/* Scores to weights under the norm, in place; their sum over the rows times `factor` added to part, unless this is the
+ * `first` of it, the largest into top. With `given`, weights may be above 1. */
+INLINE void T(weights_of_keys)(const int rows, const int given, const int first, REAL *s, ix stride, ix from, ix to,
+                               const REAL *shift, VEC c, const REAL *inverse, const REAL *factor,
+                               REAL *part, REAL *top) {
     for (ix j = from; j < to; j += LANES) {
         VEC sum = first ? V(set1)(0) : V(load)(part + j), peak = V(load)(top + j);
         UNROLL for (int r = 0; r < rows; r++) {
@@ -34,7 +35,8 @@ static void T(add_products)(const Params *p, Task *t, ix r0, ix n) {
     const KeyRequest *w = &p->key_request;
     const ix width = p->width, columns = w->columns, from = t->column, to = t->columns;
     const REAL *x[GROUP_ROWS], *s = P_(s);
-    for (ix r = 0; r < GROUP_ROWS; r++) x[r] = (const REAL *)w->factors + row_index(p, t, r0 + (r < n ? r : 0)) * columns;
+    for (ix r = 0; r < GROUP_ROWS; r++)
+        x[r] = (const REAL *)w->factors + row_index(p, t, r0 + (r < n ? r : 0)) * columns;
     for (ix c = 0; c < columns; c++) {
         double *restrict sum = t->stats.products + c * width;
         REAL *restrict part = t->stats.part;
@@ -81,7 +83,8 @@ static void T(fill_bins)(const Params *p, Task *t, ix r0, ix n, ix block, const 
         for (ix i = r; i < end; i++) {
             const REAL *restrict s = P_(s) + i * p->width;
             if (!w->map_max) for (ix j = t->column; j < t->columns; j++) sum[j] += s[j];
-            else for (ix j = t->column; j < t->columns; j++) sum[j] = s[j] <= sum[j] || sum[j] != sum[j] ? sum[j] : s[j];
+            else for (ix j = t->column; j < t->columns; j++)
+                sum[j] = s[j] <= sum[j] || sum[j] != sum[j] ? sum[j] : s[j];
         }
     }
 }
@@ -90,7 +93,8 @@ static void T(fill_bins)(const Params *p, Task *t, ix r0, ix n, ix block, const 
 STEP void T(add_key_statistics)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const KeyRequest *w = &p->key_request;
     const ix width = p->width, from = t->from, to = t->to;
-    REAL *s = P_(s), *part = t->stats.part, *top = t->stats.largest, shift[GROUP_ROWS], inverse[GROUP_ROWS], factor[GROUP_ROWS];
+    REAL *s = P_(s), *part = t->stats.part, *top = t->stats.largest;
+    REAL shift[GROUP_ROWS], inverse[GROUP_ROWS], factor[GROUP_ROWS];
     int nan[GROUP_ROWS];
     for (ix r = 0; r < n; r++) {
         REAL *row = s + r * width;
@@ -113,7 +117,8 @@ STEP void T(add_key_statistics)(const Params *p, Task *t, ix r0, ix n, ix block)
     if (!w->given) { ROW_CASES(n, ROWS) }
 #undef ROWS
     for (ix r = 0; w->given && r < n; r++)                   /* row by row: less code for what is rare, the same sums */
-        T(weights_of_keys)(1, 1, r == 0, s + r * width, width, from, to, shift + r, c, inverse + r, factor + r, part, top);
+        T(weights_of_keys)(1, 1, r == 0, s + r * width, width, from, to, shift + r, c,
+                           inverse + r, factor + r, part, top);
     for (ix r = 0; r < n; r++)
         for (ix j = t->column; nan[r] && j < t->columns; j++) {
             if (!t->stats.nan[r * width + j]) continue;

@@ -27,7 +27,8 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
             memset(row, 0, t->to);
             memset(allow, 1, width);
         }
-        if (p->mask.data) T(and_bools)(allow, row_address(t, &p->mask, t->mask, r) + from * p->mask.col, p->mask.col, width);
+        if (p->mask.data)
+            T(and_bools)(allow, row_address(t, &p->mask, t->mask, r) + from * p->mask.col, p->mask.col, width);
         if (p->key_mask.data) T(and_bools)(allow, t->key_mask + from * p->key_mask.col, p->key_mask.col, width);
         if (p->q_segments.data) {
             int64_t own = *(const int64_t *)(t->q_segments + i * p->q_segments.row);
@@ -53,12 +54,13 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
     return some;
 }
 
-/* Prefetch, while the products of the panel at column j are formed, what the next group of rows (from r0) reads of mask and
- * bias there, and the lines of dense weights that this group writes when a single block closes it. */
+/* Prefetch, while the products of the panel at column j are formed, what the next group of rows (from r0) reads of mask
+ * and bias there, and the lines of dense weights that this group writes when a single block closes it. */
 static void T(prefetch_panel)(const Params *p, const Task *t, ix r0, ix rows, ix j) {
     const Array *m = &p->mask, *b = &p->bias, *w = &p->weights;
     ix first = t->first_key + j;
-    __asm__ volatile("");                /* without it the compiler sees a function without effect, and drops the call */
+    /* Without it the compiler sees a function without effect, and drops the call. */
+    __asm__ volatile("");
     for (ix r = r0; r < least(r0 + GROUP_ROWS, t->rows); r++) {
         if (m->data) __builtin_prefetch(row_address(t, m, t->mask, r) + first * m->col);
         if (b->data) prefetch_lines(row_address(t, b, t->bias, r) + first * b->col, PANEL * b->col, 0);
@@ -88,7 +90,8 @@ STEP enum Visibility T(visibility)(const Params *p, Task *t, ix r0, ix n, ix blo
     }
     t->from = t->column / PANEL * PANEL;
     t->to = round_up(t->columns, LANES);
-    int full = inner_start <= first + t->from && inner_stop >= first + t->columns;     /* later columns are cut anyway */
+    /* Later columns are cut anyway. */
+    int full = inner_start <= first + t->from && inner_stop >= first + t->columns;
     t->choose = 0;
     if (p->masked) {
         int all;

@@ -1,11 +1,11 @@
-/* nonfinite.h (template over REAL; after gemm/pack.h): values that leave the product, because they are not finite or so large
- * (LARGEST) that sums of them could overflow: their rows are zero there, and are added here key by key, to the rows that may
- * see the key. */
+/* nonfinite.h (template over REAL; after gemm/pack.h): values that leave the product, because they are not finite or so
+ * large (LARGEST) that sums of them could overflow: their rows are zero there, and are added here key by key, to the
+ * rows that may see the key. */
 
 /* Weight times value in columns start .. stop, for those of rows from .. n of the group r0 that may see the key. Large
  * values are summed in nonfinite_o, scaled, so that they cannot overflow before the division by the row sum. */
-static void T(add_nonfinite)(const Params *p, Task *t, ix r0, ix from, ix n, ix block, const int32_t *nonfinite, ix n_nonfinite,
-                             ix start, ix stop) {
+static void T(add_nonfinite)(const Params *p, Task *t, ix r0, ix from, ix n, ix block, const int32_t *nonfinite,
+                             ix n_nonfinite, ix start, ix stop) {
     ix first = block * p->block_k;
     if (!n_nonfinite) return;
     if (!t->uses_nonfinite) memset(t->nonfinite_o, 0, t->rows * p->value_stride * sizeof(REAL));
@@ -21,7 +21,8 @@ static void T(add_nonfinite)(const Params *p, Task *t, ix r0, ix from, ix n, ix 
                 const REAL *b = t->bias_row[r - r0];
                 if (b[j - most(t->row[r].start - first, t->column)] == -INFINITY) continue;
             }
-            REAL w = P_(s)[(r - r0) * p->width + j], *o = P_(o) + r * p->value_stride, *big = P_(nonfinite_o) + r * p->value_stride;
+            REAL w = P_(s)[(r - r0) * p->width + j], *o = P_(o) + r * p->value_stride,
+                *big = P_(nonfinite_o) + r * p->value_stride;
             for (ix i = start; i < stop; i++) {
                 REAL v = ((const REAL *)t->line)[i - start];
                 if (FABS(v) < LARGEST) o[i] += w * v;

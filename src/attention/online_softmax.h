@@ -1,10 +1,10 @@
-/* online_softmax.h (template over REAL; after gemm/rows.h): scores to weights relative to a running row maximum (Milakov and
- * Gimelshein 2018). */
+/* online_softmax.h (template over REAL; after gemm/rows.h): scores to weights relative to a running row maximum
+ * (Milakov and Gimelshein 2018). */
 
 /* The rows of a group side by side: six independent chains hide the latency of the polynomial, and there is one loop to
  * leave instead of six (5.9 cycles a vector of 16 instead of 8.1 at block_k 512 on Zen 5). */
-INLINE void T(powers)(const int pairs, const int rows, REAL *s, uint16_t *rounded, ix stride, ix from, ix to, const REAL *shift,
-                      VEC c, double *total) {
+INLINE void T(powers)(const int pairs, const int rows, REAL *s, uint16_t *rounded, ix stride, ix from, ix to,
+                      const REAL *shift, VEC c, double *total) {
     VEC sum[GROUP_ROWS];
     UNROLL for (int r = 0; r < rows; r++) sum[r] = V(set1)(0);
     for (ix j = from; j < to; j += LANES) {
@@ -34,14 +34,19 @@ INLINE void T(softmax_group)(const int pairs, const Params *p, Task *t, ix r0, i
     for (ix r = 0; r < n; r += LANES) V(store)(alpha + r, V(exp2)(V(load)(alpha + r) * c));
     for (ix r = 0, m; r < n; r += m) {
         m = least(GROUP_ROWS, n - r);
-#define ROWS(rows) T(powers)(pairs, rows, s + r * p->width, t->pairs + r * p->width, p->width, t->from, t->to, shift + r, c, total + r)
+#define ROWS(rows) \
+    T(powers)(pairs, rows, s + r * p->width, t->pairs + r * p->width, p->width, t->from, t->to, shift + r, c, total + r)
         ROW_CASES(m, ROWS)
 #undef ROWS
     }
     for (ix r = 0; r < n; r++) t->row_sum[r0 + r] = t->row_sum[r0 + r] * alpha[r] + total[r];
 }
 
-STEP void T(online_softmax)(const Params *p, Task *t, ix r0, ix n, ix block) { T(softmax_group)(0, p, t, r0, n, block); }
+STEP void T(online_softmax)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    T(softmax_group)(0, p, t, r0, n, block);
+}
 #if PAIR_PRODUCTS
-STEP void T(online_softmax_pairs)(const Params *p, Task *t, ix r0, ix n, ix block) { T(softmax_group)(1, p, t, r0, n, block); }
+STEP void T(online_softmax_pairs)(const Params *p, Task *t, ix r0, ix n, ix block) {
+    T(softmax_group)(1, p, t, r0, n, block);
+}
 #endif

@@ -1,4 +1,4 @@
-/* queries.h (template over REAL; after gemm/rows.h, gemm/strip.h): the query rows of a task as the products read them. */
+/* queries.h (template over REAL; after gemm/rows.h, gemm/strip.h): a task's queries as the products read them. */
 
 /* A query row in place, or a copy where it is not contiguous REAL, or changes. */
 INLINE const REAL *T(query_row)(const Params *p, const char *src, REAL *copy) {
@@ -24,7 +24,8 @@ INLINE void T(begin_rows)(const int pairs, const Params *p, Task *t) {
         t->row_sum[r] = 0;
         REAL *copy = P_(q) + r * p->depth_stride;
         t->q_rows[r] = copy;
-        if (!t->query) continue;            /* not even a memset() of 0 bytes: on a page never touched it takes 0.2 us */
+        /* Not even a memset() of 0 bytes: on a page never touched it takes 0.2 us. */
+        if (!t->query) continue;
         if (t->row[r].position >= t->lengths.q_length) {       /* padding or another sequence's: not read */
             memset(copy, 0, p->depth_stride * sizeof(REAL));
             continue;

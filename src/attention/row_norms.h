@@ -1,5 +1,5 @@
-/* row_norms.h (template over REAL; after gemm/rows.h): the two numbers that a second pass computes a row's weights from: its
- * maximum, or a given lse, in final_max, and the inverse of its sum. */
+/* row_norms.h (template over REAL; after gemm/rows.h): the two numbers that a second pass computes a row's weights
+ * from: its maximum, or a given lse, in final_max, and the inverse of its sum. */
 
 INLINE double *T(row_norm)(const Params *p, const Task *t, double *norms, ix r) {
     return norms + 2 * ((t->batch * p->kv_heads + t->kv_head) * p->rows + t->first + r);

@@ -1,7 +1,8 @@
-/* row_statistics.h (template over REAL; after attention/epilogue.h): statistics of rows, taken from a block's scores and
- * weights beside the softmax. */
+/* row_statistics.h (template over REAL; after attention/epilogue.h): statistics of rows, taken from a block's scores
+ * and weights beside the softmax. */
 
-enum { T(LEAST_POWER) = -(1 << 14) };       /* log2 of a weight that is 0 in any type: 0 times it is 0, as 0 log 0 should be */
+/* log2 of a weight that is 0 in any type: 0 times it is 0, as 0 log 0 should be */
+enum { T(LEAST_POWER) = -(1 << 14) };
 
 /* -------------------------------------------------------------------------------------------- the largest scores */
 
@@ -31,7 +32,7 @@ INLINE REAL T(first_limit)(VEC peaks, ix k) {
                              : least - FABS(least) * (REAL)DBL_EPSILON - (REAL)DBL_TRUE_MIN;
 }
 
-/* Scores above the worst of a row's heap take its place; an equal one comes later and does not. NaN is above nothing. */
+/* Scores above the worst of a row's heap take its place; equal ones come later and do not, nor does NaN. */
 static void T(take_top)(const Params *p, Task *t, ix r, const REAL *s, VEC peaks, ix first) {
     const ix k = p->row_request.k;
     REAL *heap = (REAL *)t->stats.heap + r * k, limit = heap[0];
@@ -69,12 +70,14 @@ STEP void T(add_scores_to_statistics)(const Params *p, Task *t, ix r0, ix n, ix 
         t->stats.sum_before[r] = t->row_sum[r0 + r];
         t->stats.max_before[r] = P_(row_max)[r0 + r];
         if (w->entropy)
-            memcpy((REAL *)t->stats.scores + r * p->width + t->from, P_(s) + r * p->width + t->from, (t->to - t->from) * sizeof(REAL));
+            memcpy((REAL *)t->stats.scores + r * p->width + t->from, P_(s) + r * p->width + t->from,
+                   (t->to - t->from) * sizeof(REAL));
     }
 }
 
 /* Sums over a part of weight x log2 weight, both relative to the row maximum. */
-INLINE void T(surprises)(const int rows, const REAL *w, const REAL *s, ix stride, ix from, ix to, const REAL *shift, VEC c, double *total) {
+INLINE void T(surprises)(const int rows, const REAL *w, const REAL *s, ix stride, ix from, ix to, const REAL *shift,
+                         VEC c, double *total) {
     VEC sum[GROUP_ROWS];
     UNROLL for (int r = 0; r < rows; r++) sum[r] = V(set1)(0);
     for (ix j = from; j < to; j += LANES)
@@ -111,12 +114,16 @@ STEP void T(add_weights_to_statistics)(const Params *p, Task *t, ix r0, ix n, ix
         REAL shift[GROUP_ROWS];
         double total[GROUP_ROWS];
         for (ix r = 0; r < n; r++) shift[r] = P_(row_max)[r0 + r] == -INFINITY ? 0 : P_(row_max)[r0 + r];
-#define ROWS(rows) T(surprises)(rows, P_(s), t->stats.scores, p->width, t->from, t->to, shift, V(set1)((REAL)p->exponent), total)
+#define ROWS(rows) \
+    T(surprises)(rows, P_(s), t->stats.scores, p->width, t->from, t->to, shift, V(set1)((REAL)p->exponent), total)
         ROW_CASES(n, ROWS)
 #undef ROWS
         for (ix r = 0; r < n; r++) {
-            double *sum = t->stats.surprise + r0 + r, step = (t->stats.max_before[r] - (double)P_(row_max)[r0 + r]) * p->exponent;
-            if (t->stats.sum_before[r] != 0) *sum = alpha[r] == 0 ? 0 : alpha[r] * (*sum + t->stats.sum_before[r] * step);   /* 0 * inf */
+            double *sum = t->stats.surprise + r0 + r,
+                step = (t->stats.max_before[r] - (double)P_(row_max)[r0 + r]) * p->exponent;
+            /* 0 * inf */
+            if (t->stats.sum_before[r] != 0)
+                *sum = alpha[r] == 0 ? 0 : alpha[r] * (*sum + t->stats.sum_before[r] * step);
             *sum += total[r];
         }
     }

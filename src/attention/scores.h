@@ -1,21 +1,23 @@
-/* scores.h (template over REAL; after gemm/rank1.h, attention/mask.h): the scores of packed keys, for a group of up to 6 query
- * rows and one block.
+/* scores.h (template over REAL; after gemm/rank1.h, attention/mask.h): the scores of packed keys, for a group of up to
+ * 6 query rows and one block.
  *
- * Per group and block, 6 x block_k scores are written to L1 once and read once by each later step; keys and values stream
- * from L2 (block_k * (D + Dv) * 4 bytes), one vector load for 6 multiply-and-adds. */
+ * Per group and block, 6 x block_k scores are written to L1 once and read once by each later step; keys and values
+ * stream from L2 (block_k * (D + Dv) * 4 bytes), one vector load for 6 multiply-and-adds. */
 
-/* rows x vectors products of query rows with one panel of keys over `depth` depths (or pairs of them), added to those before
- * unless they are the first; in the last vector, lanes without a bit in `tail` become -inf. The depth runs in order for
- * every tile shape, so a score has the same bits wherever its row and key fall. */
-INLINE void T(scores_tile)(const int pairs, const int rows, const int vectors, const REAL *const *q, const REAL *k, ix depth, int first,
-                           unsigned tail, REAL *s, ix stride, VEC *peak) {
+/* rows x vectors products of query rows with one panel of keys over `depth` depths (or pairs of them), added to those
+ * before unless they are the first; in the last vector, lanes without a bit in `tail` become -inf. The depth runs in
+ * order for every tile shape, so a score has the same bits wherever its row and key fall. */
+INLINE void T(scores_tile)(const int pairs, const int rows, const int vectors, const REAL *const *q, const REAL *k,
+                           ix depth, int first, unsigned tail, REAL *s, ix stride, VEC *peak) {
     VEC sum[TALL_ROWS][TILE_VECTORS];
-    T(rank1)(pairs ? PAIRS : NATIVE, rows, vectors, q, 1, (const char *)k, PANEL * sizeof(REAL), depth, NULL, sum, NULL);
+    T(rank1)(pairs ? PAIRS : NATIVE, rows, vectors, q, 1, (const char *)k, PANEL * sizeof(REAL), depth,
+             NULL, sum, NULL);
     if (!first)
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int v = 0; v < vectors; v++) sum[r][v] += V(load)(s + r * stride + v * LANES);
     if (tail + 1 < 1u << LANES)
-        UNROLL for (int r = 0; r < rows; r++) sum[r][vectors - 1] = V(keep_bits)(sum[r][vectors - 1], tail, V(set1)(-INFINITY));
+        UNROLL for (int r = 0; r < rows; r++)
+            sum[r][vectors - 1] = V(keep_bits)(sum[r][vectors - 1], tail, V(set1)(-INFINITY));
     UNROLL for (int r = 0; r < rows; r++) {
         UNROLL for (int v = 0; v < vectors; v++) {
             V(store)(s + r * stride + v * LANES, sum[r][v]);
@@ -38,8 +40,9 @@ INLINE void T(scores_rows)(const int pairs, const int rows, const Params *p, con
             ix vectors = least(PANEL, t->to - j) / LANES;
             const REAL *panel = k + j * depths + from * PANEL;
             if ((p->masked || p->kept_scores) && from == 0) T(prefetch_panel)(p, t, next, rows, j);
-#define TILE(vectors) T(scores_tile)(pairs, rows, vectors, q, panel, depth, from == 0, j + PANEL < t->to ? every : tail, s, \
-                                              p->width, peak)
+#define TILE(vectors) \
+    T(scores_tile)(pairs, rows, vectors, q, panel, depth, from == 0, j + PANEL < t->to ? every : tail, s, p->width, \
+                   peak)
             VECTOR_CASES(TILE)
 #undef TILE
         }
@@ -66,5 +69,7 @@ INLINE void T(scores_group)(const int pairs, const Params *p, Task *t, ix r0, ix
 
 STEP void T(scores_packed)(const Params *p, Task *t, ix r0, ix n, Packed kv) { T(scores_group)(0, p, t, r0, n, kv); }
 #if PAIR_PRODUCTS
-STEP void T(scores_packed_pairs)(const Params *p, Task *t, ix r0, ix n, Packed kv) { T(scores_group)(1, p, t, r0, n, kv); }
+STEP void T(scores_packed_pairs)(const Params *p, Task *t, ix r0, ix n, Packed kv) {
+    T(scores_group)(1, p, t, r0, n, kv);
+}
 #endif

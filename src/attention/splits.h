@@ -1,7 +1,7 @@
-/* splits.h (template over REAL; after gemm/rows.h): the states of few rows whose keys are split over tasks, and their merging. */
+/* splits.h (template over REAL; after gemm/rows.h): states of few rows whose keys are split, and their merging. */
 
-/* A state is what is known of a row after some keys: [sum of values][sum of nonfinite values][maximum][uses nonfinite] and the
- * row sum in double. */
+/* A state is what is known of a row after some keys: [sum of values][sum of nonfinite values][maximum][uses nonfinite]
+ * and the row sum in double. */
 INLINE REAL *T(state)(const Params *p, char *states, ix r) { return (REAL *)(states + r * p->state_bytes); }
 INLINE double *T(state_sum)(const Params *p, REAL *state) { return (double *)(state + 2 * p->value_stride + LANES); }
 

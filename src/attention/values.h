@@ -1,12 +1,13 @@
-/* values.h (template over REAL; after gemm/rank1.h, attention/nonfinite.h): the weighted sum over packed values of a block. */
+/* values.h (template over REAL; after gemm/rank1.h, attention/nonfinite.h): weighted sum over packed values. */
 
-/* o = o * alpha + weights @ values for rows x vectors. The rescaling is one multiply-and-add where the sums are stored: as
- * their start value it would cost the same, but every addition would round at the size of all blocks so far instead of
- * this one's. */
-INLINE void T(values_tile)(const int pairs, const int rows, const int vectors, const REAL *const *w, const REAL *v, ix v_stride,
-                           ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+/* o = o * alpha + weights @ values for rows x vectors. The rescaling is one multiply-and-add where the sums are stored:
+ * as their start value it would cost the same, but every addition would round at the size of all blocks so far instead
+ * of this one's. */
+INLINE void T(values_tile)(const int pairs, const int rows, const int vectors, const REAL *const *w, const REAL *v,
+                           ix v_stride, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     VEC sum[TALL_ROWS][TILE_VECTORS];
-    T(rank1)(pairs ? PAIRS : NATIVE, rows, vectors, w, 1, (const char *)v, v_stride * sizeof(REAL), keys, NULL, sum, NULL);
+    T(rank1)(pairs ? PAIRS : NATIVE, rows, vectors, w, 1, (const char *)v, v_stride * sizeof(REAL), keys,
+             NULL, sum, NULL);
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) {
             REAL *x = o + r * o_stride + i * LANES;
@@ -15,9 +16,10 @@ INLINE void T(values_tile)(const int pairs, const int rows, const int vectors, c
 }
 
 /* With `pairs`, a step is a pair of keys; where the part begins or ends inside one, its other key has the weight 0. */
-INLINE void T(values_rows)(const int pairs, const int rows, const Params *p, const Task *t, const REAL *const *w, REAL *o,
-                           const REAL *values, ix keys_in_block) {
-    ix chunks = T(chunks)(p), first = pairs ? t->column / 2 : t->column, steps = (pairs ? ceil_div(t->columns, 2) : t->columns) - first;
+INLINE void T(values_rows)(const int pairs, const int rows, const Params *p, const Task *t, const REAL *const *w,
+                           REAL *o, const REAL *values, ix keys_in_block) {
+    ix chunks = T(chunks)(p), first = pairs ? t->column / 2 : t->column,
+        steps = (pairs ? ceil_div(t->columns, 2) : t->columns) - first;
     ix steps_in_block = pairs ? ceil_div(keys_in_block, 2) : keys_in_block;
     const REAL *w_rows[GROUP_ROWS];
     UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w[r] + first;
@@ -42,7 +44,8 @@ INLINE void T(add_values)(const int pairs, const Params *p, const Task *t, ix r0
 }
 
 /* One copy for attention and weighted_sum: 13 KB of code a type and instruction set. */
-STEP void T(add_real_values)(const Params *p, const Task *t, ix r0, ix n, ix block, const REAL *const *w, const REAL *values) {
+STEP void T(add_real_values)(const Params *p, const Task *t, ix r0, ix n, ix block, const REAL *const *w,
+                             const REAL *values) {
     T(add_values)(0, p, t, r0, n, block, w, values);
 }
 
@@ -55,7 +58,9 @@ INLINE void T(values_group)(const int pairs, const Params *p, Task *t, ix r0, ix
     T(add_nonfinite)(p, t, r0, 0, n, block, kv.nonfinite, *kv.n_nonfinite, 0, p->value_dim);
 }
 
-STEP void T(values_packed)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) { T(values_group)(0, p, t, r0, n, block, kv); }
+STEP void T(values_packed)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) {
+    T(values_group)(0, p, t, r0, n, block, kv);
+}
 #if PAIR_PRODUCTS
 STEP void T(values_packed_pairs)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) {
     T(values_group)(1, p, t, r0, n, block, kv);

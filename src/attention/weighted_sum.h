@@ -5,13 +5,15 @@
 enum { T(WEIGHTED_KEYS) = 128 };
 
 static void T(prefetch_weights)(const Params *p, const Task *t, ix r0, ix key) {
-    __asm__ volatile("");                /* without it the compiler sees a function without effect, and drops the call */
+    /* Without it the compiler sees a function without effect, and drops the call. */
+    __asm__ volatile("");
     for (ix r = r0; r < least(r0 + GROUP_ROWS, t->rows); r++)
-        prefetch_lines(row_address(t, &p->weights, t->weights, r) + key * p->weights.col, T(WEIGHTED_KEYS) * p->weights.col, 0);
+        prefetch_lines(row_address(t, &p->weights, t->weights, r) + key * p->weights.col,
+                       T(WEIGHTED_KEYS) * p->weights.col, 0);
 }
 
-/* o += given weights @ values for one block. Rows that are contiguous REAL are read in place, others copied. Where a weight is
- * exactly 0 the value does not matter, so weights of nonfinite values are tested and added one by one. */
+/* o += given weights @ values for one block. Rows that are contiguous REAL are read in place, others copied. Where a
+ * weight is exactly 0 the value does not matter, so weights of nonfinite values are tested and added one by one. */
 STEP void T(weighted_sum)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) {
     const Array *a = &p->weights;
     const REAL *w[GROUP_ROWS];

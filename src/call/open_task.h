@@ -55,7 +55,7 @@ static void open_task(const Params *p, Task *t, ix head, ix block, ix split) {
     open_arrays(p, t);
 }
 
-/* The next rows of a walk over all rows of a query head (KEY_STATISTICS); whether one of them may see the block by position. */
+/* The next rows of a walk over all rows of a query head (KEY_STATISTICS); whether one may see the block by position. */
 static int open_walk(const Params *p, Task *t, ix head, ix first, ix block) {
     const KeyRequest *k = &p->key_request;
     ix begin = block * p->block_k;

@@ -52,10 +52,10 @@ typedef struct {
     ix group_rows;               /* rows that take each step together */
     ix block_q, block_k, q_blocks, k_blocks;
     ix split_k, splits;          /* blocks of keys per split; 1 split unless the rows are few */
-    int shared;                  /* packed keys and values: 1 once per kv head for all tasks, 0 by each task for itself */
+    int shared;                  /* packed keys and values: 1 once per kv head for all tasks, 0 by each task */
     int parts;                   /* with shared == 0: tasks that a kv head's rows are cut into */
     int copy_queries;            /* query rows are copied before use */
-    ix kept_scores;              /* dense weights: parts (group, block) of scores that a task keeps until row sums are known */
+    ix kept_scores;              /* dense weights: parts (group, block) of scores kept until row sums are known */
     ix depth_stride;             /* head_dim padded to whole vectors */
     ix value_stride;             /* value_dim padded to whole vectors: a row of the output accumulator */
     ix width;                    /* columns of a block in scratch: block_k, or what short keys need */

@@ -6,7 +6,7 @@
 #include "call/sizes.h"
 
 /* PACKED     keys and values are packed into panels and chunks; register tiles of 6 rows (attention/scores.h, values.h)
- * IN_PLACE   few rows: keys and values are read in place, a score is a dot product along the lanes (attention/in_place.h)
+ * IN_PLACE   few rows: keys and values are read in place, a score is a dot product over lanes (attention/in_place.h)
  * STRIPS     few rows that fill vectors: rows are the lanes, keys are broadcast from memory (gemm/strip.h)
  * FUSED      small heads: scores, softmax and weighted sum of a strip of rows in one pass (attention/fused.h) */
 enum Path { PACKED, IN_PLACE, STRIPS, FUSED, PATHS };
@@ -28,14 +28,14 @@ static inline int for_statistics(const Params *p) {
     return p->row_request.any || p->key_request.norm || p->key_request.given;
 }
 
-/* A path that serves every call of these rows: packing a key pays off when more than 16 rows use it; strips need rows in
- * more than half of their lanes. */
+/* A path that serves every call of these rows: packing a key pays off when more than 16 rows use it; strips need rows
+ * in more than half of their lanes. */
 static inline enum Path path_of_rows(const Params *p, const Format *f) {
     if (p->rows > IN_PLACE_ROWS || p->mode == WEIGHTED_SUM || p->mode == BACKWARD || for_statistics(p)) return PACKED;
     return p->rows > GROUP_ROWS && 2 * p->rows > f->lanes && p->head_dim > 0 ? STRIPS : IN_PLACE;
 }
 
-/* Keys of a block: the most whose keys and values fit in block_bytes; in-place rows stream, so their blocks are long. */
+/* Keys of a block: the most whose keys and values fit in block_bytes; in-place rows stream in long blocks. */
 static inline ix keys_of_block(const Params *p, const Format *f, enum Path path) {
     ix keys = SIZES.most_block_k;
     if (path == IN_PLACE) return SIZES.in_place_block_k;
@@ -43,9 +43,9 @@ static inline ix keys_of_block(const Params *p, const Format *f, enum Path path)
     return keys;
 }
 
-/* Whether rows fill strips well enough to be fused: those of STRIPS, or strips with at most a sixth of their lanes unused
- * (24 rows of 32 and 400 keys: 11 % slower). 16-byte vectors cannot broadcast from memory: fused, they take 1.2 to 2.4
- * times as long. */
+/* Whether rows fill strips well enough to be fused: those of STRIPS, or strips with at most a sixth of their lanes
+ * unused (24 rows of 32 and 400 keys: 11 % slower). 16-byte vectors cannot broadcast from memory: fused, they take 1.2
+ * to 2.4 times as long. */
 static inline int fills_strips(const Params *p, const Format *f, enum Path path) {
     if (f->lanes * f->real < 32) return 0;
     if (p->rows <= IN_PLACE_ROWS) return path == STRIPS && p->kv_len <= IN_PLACE_KEYS;

@@ -146,7 +146,8 @@ static int report_progress(void *function, ptrdiff_t done, ptrdiff_t total) {
 
 static int raise_pending(void) { return PyErr_Occurred() ? -1 : 0; }
 
-static int granted = -1;     /* tests: after so many times memory is refused, once (small calls ask too); negative: never */
+/* Tests: after so many times memory is refused, once (small calls ask too); negative: never. */
+static int granted = -1;
 
 static void *aligned_memory(size_t bytes) {
     if (bytes > PTRDIFF_MAX - 4096 || (granted >= 0 && granted-- == 0)) return NULL;

@@ -1,4 +1,4 @@
-/* requests.h: which statistics of the weights a call wants and where they go: contiguous over (batch, q_head, row or key). */
+/* requests.h: the statistics of weights that a call wants, their arrays contiguous over (batch, q_head, row or key). */
 #ifndef ATTNC_REQUESTS_H
 #define ATTNC_REQUESTS_H
 

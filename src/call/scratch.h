@@ -84,7 +84,8 @@ static ix carve_task(const Params *p, const Format *f, char *scratch, Task *t) {
     t->row = (Row *)carve(&at, rows * (ix)sizeof(Row));
     t->bias_rows = carve(&at, p->bias.data ? group * real : 0);
     t->allow = (uint8_t *)carve(&at, p->masked || p->mode == WEIGHTED_SUM ? group : 0);
-    t->line = carve(&at, (most((in_place ? f->lanes : 4) * p->depth_stride, most(2 * p->value_stride, p->width)) + f->lanes) * real);
+    t->line = carve(&at, (most((in_place ? f->lanes : 4) * p->depth_stride, most(2 * p->value_stride, p->width))
+                          + f->lanes) * real);
     t->packed = packed_at(p, f, carve(&at, own_packed_bytes(p, f)));
     t->kept_part = (Range *)carve(&at, p->kept_scores * (ix)sizeof(Range));
     t->q_rows = (const void **)carve(&at, rows * (ix)sizeof(void *));

@@ -5,11 +5,11 @@
 #include "call/integers.h"
 
 enum {
-    GROUP_ROWS = 6,                      /* rows of a register tile: 6 rows x 4 vectors fill the 32 registers of AVX-512 */
+    GROUP_ROWS = 6,                      /* rows of a register tile: 6 x 4 vectors fill the 32 registers of AVX-512 */
     IN_PLACE_ROWS = 16,                  /* up to here rows of a kv head read keys and values in place, as one group */
     IN_PLACE_KEYS = 64,                  /* keys of a step of the weighted sum over values in place */
-    CHAIN = 256,                         /* longest chain of additions of a product: a deep one is a sum of chains, because a
-                                            rounding error grows with the length of its chain */
+    CHAIN = 256,                         /* longest chain of additions of a product: a deep one is a sum of chains,
+                                            because a rounding error grows with the length of its chain */
     FUSED_DEPTH = 128,                   /* deepest heads of the fused path: a strip of queries is 8 KB */
     FUSED_KEYS = 512,                    /* most keys of the fused path: 32 rows 15 % faster than packed, 64 rows 4 % */
     PREFETCH_BYTES = 16384               /* distance of prefetches of keys and values in place; 8 KB: 5 % slower */

@@ -19,7 +19,7 @@ typedef struct { ix start, stop, position, head; } Row;
 
 /* Scratch of statistics (requests.h). */
 typedef struct {
-    double *surprise, *position, *distance;   /* [row] sums of weight x (log2 weight, key, distance), relative to row_max */
+    double *surprise, *position, *distance;   /* [row] sums of weight x (log2 weight, key, distance) from row_max */
     void *scores;                             /* [6][width] copies from before the softmax */
     double sum_before[GROUP_ROWS];            /* row sums and maxima before the block */
     double max_before[GROUP_ROWS];
@@ -27,7 +27,7 @@ typedef struct {
     int32_t *heap_keys;
 
     double *mass, *bin, *visible, *products;  /* [key] of the block; products: [column][key] */
-    ix row_bin, slots;                        /* the bin of rows that `bin` is of, -1: none yet; bins of keys of the chunk */
+    ix row_bin, slots;                        /* the bin of rows of `bin`, -1: none; bins of keys of the chunk */
     double *bins;                             /* [row bin][slot] the chunk's part of the map */
     uint8_t *nan;                             /* [6][width] keys that a NaN row sees */
     double *merged;                           /* [key bin] */
@@ -37,8 +37,8 @@ typedef struct {
 
 typedef struct {
     int thread;
-    ix batch, kv_head, first, rows;      /* rows first .. first + rows of the kv head, ordered by position, then by head:
-                                            the rows of a tile see nearly the same keys */
+    ix batch, kv_head, first, rows;      /* rows first .. first + rows of the kv head, ordered by position,
+                                            then by head: the rows of a tile see nearly the same keys */
     ix block_start, block_stop;          /* blocks of keys that some row may see, in this task's split */
     Lengths lengths;
     Row *row;
@@ -50,7 +50,7 @@ typedef struct {
     const void **q_rows;                 /* [row] address of the query */
     void *q;                             /* [row][head_dim] copies */
     void *strips;                        /* [strip][head_dim][strip's rows] copies, for paths with rows in the lanes */
-    void *wide;                          /* [key][head_dim], [key][value_dim] copies for the fused path of other dtypes */
+    void *wide;                          /* [key][head_dim], [key][value_dim] copies of other dtypes, fused */
     void *s;                             /* [group's row][width] scores, then weights; kept: [group][block] of these */
     uint16_t *pairs;                     /* [group's row][width] weights rounded to bfloat16, for pair products */
     void *o;                             /* [row][value_stride] sum of weighted values */
@@ -68,7 +68,7 @@ typedef struct {
     Packed packed;                       /* where this task packs, if it packs for itself */
     int uses_nonfinite;                  /* nonfinite_o holds something */
 
-    /* the part of the block that the group sees: exact columns [column, columns), computed ones [from, to) in vectors */
+    /* the part of the block that the group sees: exact columns [column, columns), computed [from, to) in vectors */
     ix column, columns, from, to;
     ix first_key;                        /* of the block */
     int choose;                          /* `allow` holds the visibility of this part */

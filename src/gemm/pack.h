@@ -1,4 +1,4 @@
-/* pack.h (template over REAL; after gemm/rows.h): keys and values of a block, from user memory to the kernels' layout. */
+/* pack.h (template over REAL; after gemm/rows.h): keys and values of a block, packed from user memory. */
 
 /* Keys first .. first + n of a kv head to panels [panel][depth][PANEL]. */
 static void T(pack_keys)(const Params *p, const char *key, const float *scale, ix first, ix n, REAL *dst) {
@@ -13,7 +13,8 @@ static void T(pack_keys)(const Params *p, const char *key, const float *scale, i
             VEC square[LANES];
             for (ix i = 0; i < LANES; i++) {
                 const char *src = key + (first + j + i) * a->row + d * a->col;
-                __builtin_prefetch(src + LANES * a->row);       /* the next rows: hardware prefetchers do not follow 16 streams */
+                /* The next rows: hardware prefetchers do not follow 16 streams. */
+                __builtin_prefetch(src + LANES * a->row);
                 if (i >= valid) square[i] = V(set1)(0);
                 else if (contiguous && width == LANES) square[i] = V(loadu)((const REAL *)src);
                 else {
@@ -30,11 +31,11 @@ static void T(pack_keys)(const Params *p, const char *key, const float *scale, i
     /* the panel's columns behind the last vector of keys are never read: tiles are whole vectors of keys */
 }
 
-/* Values to chunks of whole vectors; chunk c starts at vector p(c) = c * vectors / chunks, so widths differ by at most one. */
+/* Values to chunks of whole vectors; chunk c starts at vector p(c) = c * vectors / chunks, so widths differ by one. */
 INLINE ix T(chunks)(const Params *p) { return ceil_div(p->value_stride / LANES, TILE_VECTORS); }
 INLINE ix T(chunk_start)(const Params *p, ix c) { return c * (p->value_stride / LANES) / T(chunks)(p); }
 
-/* Rare: find the rows with an entry of at least LARGEST, or NaN, and take them out of the product (attention/nonfinite.h). */
+/* Rare: take rows with an entry of at least LARGEST, or NaN, out of the product (attention/nonfinite.h). */
 static void T(exclude_nonfinite)(const Params *p, ix n, Packed kv) {
     for (ix j = 0; j < n; j++) {
         int excluded = 0;
@@ -52,8 +53,8 @@ static void T(exclude_nonfinite)(const Params *p, ix n, Packed kv) {
     }
 }
 
-INLINE VINT T(pack_chunk)(const int contiguous, const Array *a, const char *src, const float *scale, ix n, ix valid, ix vectors,
-                          REAL *line, REAL *dst) {
+INLINE VINT T(pack_chunk)(const int contiguous, const Array *a, const char *src, const float *scale, ix n, ix valid,
+                          ix vectors, REAL *line, REAL *dst) {
     VINT large = {0};
     for (ix j = 0; j < n; j++, src += a->row, dst += vectors * LANES) {
         const REAL *x = (const REAL *)src;
@@ -72,7 +73,8 @@ INLINE VINT T(pack_chunk)(const int contiguous, const Array *a, const char *src,
     return large;
 }
 
-static void T(pack_values)(const Params *p, const char *value, const float *scale, ix first, ix n, REAL *line, Packed kv) {
+static void T(pack_values)(const Params *p, const char *value, const float *scale, ix first, ix n, REAL *line,
+                           Packed kv) {
     const Array *a = &p->value;
     VINT large = {0}, none = {0};
     if (scale) scale += first;
@@ -99,13 +101,14 @@ static void T(load_value)(const Params *p, const Task *t, ix key, ix start, ix n
         for (ix i = 0; i < n; i++) dst[i] *= (REAL)t->value_scale[key];
 }
 
-/* Whether the values of a task's only block are in memory as they would be packed, and all finite. Looking at them takes a
- * quarter of the time of copying them (64 rows of 64). */
+/* Whether the values of a task's only block are in memory as they would be packed, and all finite. Looking at them
+ * takes a quarter of the time of copying them (64 rows of 64). */
 static int T(packed_already)(const Params *p, const Task *t, ix n) {
     const Array *a = &p->value;
     const REAL *x = (const REAL *)t->value;
     VINT large = {0}, none = {0};
-    if (p->shared || p->k_blocks > 1 || a->dtype != NATIVE || a->col != (ix)sizeof(REAL) || p->value_dim != p->value_stride
+    if (p->shared || p->k_blocks > 1 || a->dtype != NATIVE || a->col != (ix)sizeof(REAL)
+        || p->value_dim != p->value_stride
         || a->row != p->value_dim * (ix)sizeof(REAL) || T(chunks)(p) > 1 || (uintptr_t)x % sizeof(REAL)) return 0;
     for (ix i = 0; i < n * p->value_dim; i += LANES) {
         __builtin_prefetch((const char *)(x + i) + 2048);

@@ -1,10 +1,10 @@
-/* pack_pairs.h (template for float; after gemm/pack.h): packing for bfloat16 dot products, whose lanes take two depths (or two keys)
- * at once.
+/* pack_pairs.h (template for float; after gemm/pack.h): packing for bfloat16 dot products, whose lanes take two depths
+ * (or two keys) at once.
  *
- * Keys are panels [panel][depth / 2][panel width] of pairs, values chunks [chunk][key / 2][chunk width] of pairs of rows, the
- * missing half of an odd one zero. Pairs travel as the bits of a float. Sums are float; weights are rounded to bfloat16 for
- * the weighted sum alone. The instruction takes subnormal numbers for 0: such values are excluded from the product, such
- * queries and keys are below 1.2e-38 and do count as 0. */
+ * Keys are panels [panel][depth / 2][panel width] of pairs, values chunks [chunk][key / 2][chunk width] of pairs of
+ * rows, the missing half of an odd one zero. Pairs travel as the bits of a float. Sums are float; weights are rounded
+ * to bfloat16 for the weighted sum alone. The instruction takes subnormal numbers for 0: such values are excluded from
+ * the product, such queries and keys are below 1.2e-38 and do count as 0. */
 #if PAIR_PRODUCTS
 
 static void pack_keys_pairs(const Params *p, const char *key, ix first, ix n, float *dst) {

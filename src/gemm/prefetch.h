@@ -4,9 +4,9 @@
 
 #include "call/task.h"
 
-/* Lines are prefetched in address order whatever the order of the loads, because that is how memory is fast: prefetching the
- * lines of a register tile's own loads, which are a row apart, reaches 70 % of read bandwidth, address order 84 %
- * (float32, 4 rows). */
+/* Lines are prefetched in address order whatever the order of the loads, because that is how memory is fast:
+ * prefetching the lines of a register tile's own loads, which are a row apart, reaches 70 % of read bandwidth, address
+ * order 84 % (float32, 4 rows). */
 typedef struct {
     const char *at, *end;                /* the next line, and the end of its row */
     ix row, gap;                         /* from the start of a row to the next one, and from its end */
@@ -19,8 +19,8 @@ static inline Prefetch prefetch_from(const Array *a, ix bytes, const char *at) {
     return (Prefetch){.at = at, .end = at + bytes, .row = a->row, .gap = a->row - bytes, .step = 64};
 }
 
-/* The same, PREFETCH_BYTES ahead of row `at` of a block. Where two tall tiles use a step of rows one after the other, both
- * prefetch, and a whole step ahead (16 rows of float32: 181 cycles a key instead of 215). */
+/* The same, PREFETCH_BYTES ahead of row `at` of a block. Where two tall tiles use a step of rows one after the other,
+ * both prefetch, and a whole step ahead (16 rows of float32: 181 cycles a key instead of 215). */
 static inline Prefetch prefetch_ahead_of(const Array *a, ix bytes, const char *block, ix at, int twice) {
     ix rows = most(PREFETCH_BYTES / most(bytes, 1), twice ? IN_PLACE_KEYS : 0);
     Prefetch prefetch = prefetch_from(a, bytes, block + (rows + at) * a->row);

@@ -30,7 +30,9 @@ static REAL T(element)(const char *p, int dtype) {
     return (REAL)x.d;
 }
 
-INLINE ix T(element_size)(int dtype) { return dtype == F32 || dtype == PAIRS ? 4 : dtype == F64 ? 8 : dtype == I8 ? 1 : 2; }
+INLINE ix T(element_size)(int dtype) {
+    return dtype == F32 || dtype == PAIRS ? 4 : dtype == F64 ? 8 : dtype == I8 ? 1 : 2;
+}
 
 /* Vector i of step b of the microkernel (rank1.h); `both`: the second row of ROW_PAIRS exists. */
 INLINE VEC T(load_step)(const int kind, const char *b, ix stride, int i, int both) {

@@ -1,5 +1,5 @@
-/* strip.h (template over REAL; after gemm/rows.h): products of rows that fill vectors: the lanes are rows, and an element of a
- * key is broadcast from memory to all rows of a strip.
+/* strip.h (template over REAL; after gemm/rows.h): products of rows that fill vectors: the lanes are rows, and an
+ * element of a key is broadcast from memory to all rows of a strip.
  *
  * Nothing is summed across lanes: 92 % of FMA peak at a depth of 128, where dot products along the lanes reach 70. */
 
@@ -19,13 +19,13 @@ INLINE void T(pack_strips)(const Params *p, Task *t, ix depth) {
     }
 }
 
-/* sum[i] += x * b[i] over n steps, for LANES rows i of b: the microkernel with rows in the lanes. A step has a strip of x,
- * `x_step` bytes behind the last one, and the element of each row i of b, `row` bytes apart, `along` bytes behind the last.
- * Row 8 has an address register of its own: 16 addresses from six registers. `largest` (NULL: not needed) receives the
- * largest magnitudes of x. One line is prefetched a step: beside 16 products it costs nothing, several at once cost 1.7
- * cycles each. */
-INLINE void T(rank1_lanes)(const int pairs, const char *x, ix x_step, const char *b, ix row, ix along, ix n, Prefetch *prefetch,
-                           VEC (*sum)[T(STRIP_VECTORS)], VEC *largest) {
+/* sum[i] += x * b[i] over n steps, for LANES rows i of b: the microkernel with rows in the lanes. A step has a strip of
+ * x, `x_step` bytes behind the last one, and the element of each row i of b, `row` bytes apart, `along` bytes behind
+ * the last. Row 8 has an address register of its own: 16 addresses from six registers. `largest` (NULL: not needed)
+ * receives the largest magnitudes of x. One line is prefetched a step: beside 16 products it costs nothing, several at
+ * once cost 1.7 cycles each. */
+INLINE void T(rank1_lanes)(const int pairs, const char *x, ix x_step, const char *b, ix row, ix along, ix n,
+                           Prefetch *prefetch, VEC (*sum)[T(STRIP_VECTORS)], VEC *largest) {
     const ix r3 = 3 * row, r5 = 5 * row, r7 = 7 * row, at[8] = {0, row, 2 * row, r3, 4 * row, r5, 2 * r3, r7};
     const char *b8 = b + 8 * row;
     Prefetch near = *prefetch;
@@ -41,20 +41,22 @@ INLINE void T(rank1_lanes)(const int pairs, const char *x, ix x_step, const char
         UNROLL for (int i = 0; i < LANES; i++) {
             REAL y;
             memcpy(&y, (i < 8 ? b : b8) + at[i % 8], sizeof y);
-            UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++) sum[i][v] = PRODUCT(pairs, V(set1)(y), strip[v], sum[i][v]);
+            UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++)
+                sum[i][v] = PRODUCT(pairs, V(set1)(y), strip[v], sum[i][v]);
         }
     }
     *prefetch = near;
 }
 
 /* Products of a strip with LANES keys, `row` bytes apart, to rows of s. */
-INLINE void T(strip_scores)(const int pairs, const REAL *q, const char *k, ix row, ix depth, Prefetch *prefetch, REAL *s, ix stride) {
+INLINE void T(strip_scores)(const int pairs, const REAL *q, const char *k, ix row, ix depth, Prefetch *prefetch,
+                            REAL *s, ix stride) {
     const ix chain = pairs ? CHAIN / 2 : CHAIN;
     for (ix from = 0, stop; from < depth; from = stop) {
         VEC sum[LANES][T(STRIP_VECTORS)];
         stop = least(depth, from + chain);
-        T(rank1_lanes)(pairs, (const char *)(q + from * T(STRIP)), T(STRIP) * sizeof(REAL), k + from * (ix)sizeof(REAL), row,
-                       sizeof(REAL), stop - from, prefetch, sum, NULL);
+        T(rank1_lanes)(pairs, (const char *)(q + from * T(STRIP)), T(STRIP) * sizeof(REAL),
+                       k + from * (ix)sizeof(REAL), row, sizeof(REAL), stop - from, prefetch, sum, NULL);
         UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++) {
             VEC square[LANES];
             UNROLL for (int i = 0; i < LANES; i++) square[i] = sum[i][v];

@@ -29,8 +29,12 @@ INLINE vd vd_unless_equal(vd v, vd a, vd b) {
 }
 
 /* lanes of v where the bit of `bits` (or the byte) is set, `other` elsewhere */
-INLINE vf vf_keep_bits(vf v, unsigned bits, vf other) { return (vf)_mm512_mask_mov_ps((__m512)other, (__mmask16)bits, (__m512)v); }
-INLINE vd vd_keep_bits(vd v, unsigned bits, vd other) { return (vd)_mm512_mask_mov_pd((__m512d)other, (__mmask8)bits, (__m512d)v); }
+INLINE vf vf_keep_bits(vf v, unsigned bits, vf other) {
+    return (vf)_mm512_mask_mov_ps((__m512)other, (__mmask16)bits, (__m512)v);
+}
+INLINE vd vd_keep_bits(vd v, unsigned bits, vd other) {
+    return (vd)_mm512_mask_mov_pd((__m512d)other, (__mmask8)bits, (__m512d)v);
+}
 INLINE vf vf_keep_bytes(vf v, const uint8_t *b, vf other) {
     __m128i bytes = _mm_loadu_si128((const __m128i *)b);
     return vf_keep_bits(v, _mm_test_epi8_mask(bytes, bytes), other);
@@ -70,7 +74,9 @@ INLINE vf vf_load_i8(const int8_t *p) {
 
 #if defined(__AVX512BF16__)
 /* rounded to nearest even, but subnormal numbers to 0 */
-INLINE void vf_store_pairs(uint16_t *p, vf v) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v)); }
+INLINE void vf_store_pairs(uint16_t *p, vf v) {
+    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+}
 /* sum + the products of the two bfloat16 in each lane */
 INLINE vf vf_dot(vf a, vf b, vf sum) { return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
 /* lane i: the bfloat16 at low[i] and at high[i] */
@@ -86,7 +92,9 @@ INLINE vf vf_least_pairs(vf least, vf v) {
     __m512i twice = _mm512_add_epi16((__m512i)v, (__m512i)v);
     return (vf)_mm512_min_epu16((__m512i)least, _mm512_add_epi16(twice, _mm512_set1_epi16(-1)));
 }
-INLINE int vf_subnormal_pairs(vf least) { return _mm512_cmplt_epu16_mask((__m512i)least, _mm512_set1_epi16(0xFF)) != 0; }
+INLINE int vf_subnormal_pairs(vf least) {
+    return _mm512_cmplt_epu16_mask((__m512i)least, _mm512_set1_epi16(0xFF)) != 0;
+}
 #endif
 
 /* Square of VF x VF (VD x VD) elements in place: pairs, then quads inside 128-bit parts, then the parts. */
@@ -104,7 +112,8 @@ INLINE void vf_transpose(vf r[VF]) {
     }
     UNROLL for (int k = 0; k < 4; k++) {
         __m512 x0 = _mm512_shuffle_f32x4(u[k], u[k + 4], 0x44), x1 = _mm512_shuffle_f32x4(u[k], u[k + 4], 0xEE);
-        __m512 y0 = _mm512_shuffle_f32x4(u[k + 8], u[k + 12], 0x44), y1 = _mm512_shuffle_f32x4(u[k + 8], u[k + 12], 0xEE);
+        __m512 y0 = _mm512_shuffle_f32x4(u[k + 8], u[k + 12], 0x44),
+            y1 = _mm512_shuffle_f32x4(u[k + 8], u[k + 12], 0xEE);
         r[k] = (vf)_mm512_shuffle_f32x4(x0, y0, 0x88);
         r[k + 4] = (vf)_mm512_shuffle_f32x4(x0, y0, 0xDD);
         r[k + 8] = (vf)_mm512_shuffle_f32x4(x1, y1, 0x88);
@@ -119,7 +128,8 @@ INLINE void vd_transpose(vd r[VD]) {
     }
     UNROLL for (int k = 0; k < 2; k++) {
         __m512d x0 = _mm512_shuffle_f64x2(u[k], u[k + 2], 0x44), x1 = _mm512_shuffle_f64x2(u[k], u[k + 2], 0xEE);
-        __m512d y0 = _mm512_shuffle_f64x2(u[k + 4], u[k + 6], 0x44), y1 = _mm512_shuffle_f64x2(u[k + 4], u[k + 6], 0xEE);
+        __m512d y0 = _mm512_shuffle_f64x2(u[k + 4], u[k + 6], 0x44),
+            y1 = _mm512_shuffle_f64x2(u[k + 4], u[k + 6], 0xEE);
         r[k] = (vd)_mm512_shuffle_f64x2(x0, y0, 0x88);
         r[k + 2] = (vd)_mm512_shuffle_f64x2(x0, y0, 0xDD);
         r[k + 4] = (vd)_mm512_shuffle_f64x2(x1, y1, 0x88);

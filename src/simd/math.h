@@ -3,8 +3,8 @@
  * exp2: 2**t = 2**n * p(t - n) with n the nearest integer; t - n is exact, so no two-part ln 2 is needed. Below the
  * smallest normal exponent the result is exactly 0 (a weight of -inf is 0, and no subnormal slows the products).
  * Largest error with fma, measured: float 0.92 ulp (degree 6, minimax; 8e-10 before rounding), double 0.90 ulp (degree
- * 11, Chebyshev nodes, 8.5e-18); without fma 1.18. tests/kernels/test_simd.py holds bounds derived from the operations. NaN
- * gives NaN. */
+ * 11, Chebyshev nodes, 8.5e-18); without fma 1.18. tests/kernels/test_simd.py holds bounds derived from the operations.
+ * NaN gives NaN. */
 #ifndef ATTNC_MATH_H
 #define ATTNC_MATH_H
 
@@ -82,8 +82,8 @@ INLINE vd vd_tanh(vd x) {
     return (vd)((vdi)(e / (e + vd_set1(2))) | (vdi)sign);
 }
 
-/* Of x from 1 on: x = 2**k * m with m in [sqrt(1/2), sqrt(2)), log m = 2 artanh f = 2 (f + f**3/3 + ... + f**21/21) with
- * f = (m - 1) / (m + 1), where what follows is 2e-17 of it. A NaN stays one. */
+/* Of x from 1 on: x = 2**k * m with m in [sqrt(1/2), sqrt(2)), log m = 2 artanh f = 2 (f + f**3/3 + ... + f**21/21)
+ * with f = (m - 1) / (m + 1), where what follows is 2e-17 of it. A NaN stays one. */
 INLINE vd vd_log(vd x) {
     const vdi root = (vdi){0} + 0x3FE6A09E667F3BCD;                        /* sqrt(1/2) */
     vdi n = (vdi)(((vdu)((vdi)x - root)) >> 52);

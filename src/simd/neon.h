@@ -27,8 +27,12 @@ INLINE vd vd_zero_below(vd p, vd t, double limit) {
     return (vd)vbicq_u64((uint64x2_t)p, vcltq_f64((float64x2_t)t, vdupq_n_f64(limit)));
 }
 
-INLINE vf vf_unless_equal(vf v, vf a, vf b) { return (vf)vbslq_f32((uint32x4_t)(a == b), (float32x4_t)b, (float32x4_t)v); }
-INLINE vd vd_unless_equal(vd v, vd a, vd b) { return (vd)vbslq_f64((uint64x2_t)(a == b), (float64x2_t)b, (float64x2_t)v); }
+INLINE vf vf_unless_equal(vf v, vf a, vf b) {
+    return (vf)vbslq_f32((uint32x4_t)(a == b), (float32x4_t)b, (float32x4_t)v);
+}
+INLINE vd vd_unless_equal(vd v, vd a, vd b) {
+    return (vd)vbslq_f64((uint64x2_t)(a == b), (float64x2_t)b, (float64x2_t)v);
+}
 
 INLINE vf vf_keep_bits(vf v, unsigned bits, vf other) {
     uint32x4_t yes = vtstq_u32((uint32x4_t){1, 2, 4, 8}, vdupq_n_u32(bits));
@@ -79,7 +83,8 @@ INLINE void vf_transpose(vf r[VF]) {
 }
 
 INLINE vf vf_fold(const vf r[4]) {
-    float32x4_t a = vpaddq_f32((float32x4_t)r[0], (float32x4_t)r[1]), b = vpaddq_f32((float32x4_t)r[2], (float32x4_t)r[3]);
+    float32x4_t a = vpaddq_f32((float32x4_t)r[0], (float32x4_t)r[1]),
+        b = vpaddq_f32((float32x4_t)r[2], (float32x4_t)r[3]);
     return (vf)vpaddq_f32(a, b);
 }
 INLINE vd vd_fold(const vd r[2]) { return (vd)vpaddq_f64((float64x2_t)r[0], (float64x2_t)r[1]); }

@@ -3,11 +3,12 @@
  * The width follows the flags the module is compiled with; + - * / and comparisons are the compiler's own vector
  * operators, so a header of simd/ only holds what those cannot say:
  *   round (to nearest even), scale2 (p * 2**n), max (the second operand where either is NaN), fma,
- *   keep_bits / keep_bytes (lanes chosen by an integer or by bool bytes), zero_below, unless_equal, transpose, above (the
- *   bits of lanes where one is larger), sum, largest (over the lanes; halving each time, so the order is fixed and short),
+ *   keep_bits / keep_bytes (lanes chosen by an integer or by bool bytes), zero_below, unless_equal, transpose,
+ *   above (the bits of lanes where one is larger),
+ *   sum, largest (over the lanes; halving each time, so the order is fixed and short),
  *   vf_load_f16 / vf_store_f16, vf_load_i8,
- *   fold and sums (of DOT_KEYS vectors into one, of LANES / DOT_KEYS such into one: lane i has the sum over the lanes of
- *   vector i).
+ *   fold and sums (of DOT_KEYS vectors into one, of LANES / DOT_KEYS such into one: lane i has the sum over the lanes
+ *   of vector i).
  * simd/base.h is their meaning in plain compiler vectors. */
 #ifndef ATTNC_SIMD_H
 #define ATTNC_SIMD_H

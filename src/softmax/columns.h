@@ -1,7 +1,6 @@
-/* columns.h (template over REAL; after softmax/rows.h): the softmax of rows whose elements lie apart while the rows are contiguous
- * across.
+/* columns.h (template over REAL; after softmax/rows.h): the softmax along a strided axis, the last one contiguous.
  *
- * Vectors go across LANES rows ("columns"), up to COLUMN_GROUPS of them at a time; a row has the bits that rows.h gives it. */
+ * Vectors go across LANES rows ("columns"), up to COLUMN_GROUPS of them at a time; a row has the bits of rows.h. */
 
 #define GROUPED_COLUMNS (COLUMN_GROUPS * LANES)
 #define PREFETCH_ROWS 8  /* prefetched before they are read: each is on a page of its own */
@@ -24,8 +23,8 @@ INLINE VEC T(keep_where)(const RowOp *op, const T(Columns) *s, ix i, ix g, ix va
     return V(keep_bytes)(v, bytes, V(set1)(other));
 }
 
-/* Call f with the number of groups, and whether all are full (with the fewest columns) and take part, as constants where
- * that is worth it. */
+/* Call f with the number of groups, and whether all are full (with the fewest columns) and take part, as constants
+ * where that pays. */
 #define WITH_GROUPS(dtype, f, fewest) \
     do { \
         if (s->where || (fewest) < s->groups * LANES) WITH_DTYPE(dtype, f, s->groups, 0); \
@@ -91,7 +90,7 @@ static void T(add_columns)(REAL *x, ix step, ix n, const REAL *top, double *sum,
                 part[l] += p;
             }
         if (full < stop) {
-            VEC rest[LANES];                /* an array in memory: one that is indexed here could not be in registers above */
+            VEC rest[LANES];                /* in memory: what is indexed here could not be in registers above */
             UNROLL for (ix l = 0; l < LANES; l++) rest[l] = part[l];
             for (ix k = full; k < stop; k++) {
                 VEC p = T(power)(V(load)(x + k * step), shift);
@@ -112,7 +111,8 @@ static void T(add_columns)(REAL *x, ix step, ix n, const REAL *top, double *sum,
 }
 
 /* Results of elements first .. first + n: from their powers, or from the elements, whichever `kept` holds. The lines of
- * `next`, a like group of columns or NULL, are loaded into the places that become free: reading and writing go on at once. */
+ * `next`, a like group of columns or NULL, are loaded into the places that become free: reading and writing go on at
+ * once. */
 INLINE void T(store_columns)(int dtype, const RowOp *op, const T(Columns) *s, ix first, ix n, ix groups, int unmasked,
                              const REAL *by, int powers, T(Columns) *next) {
     const ix size = T(element_size)(dtype), step = op->out.col;
@@ -155,7 +155,8 @@ static void T(store_group)(int dtype, const RowOp *op, const T(Columns) *s, ix f
 }
 #undef STORE
 
-/* The softmax of a group of columns; if it is `loaded`, its only chunk is in `kept`. That of `next` is then, unless it is NULL. */
+/* The softmax of a group of columns; if it is `loaded`, its only chunk is in `kept`. That of `next` is then, unless it
+ * is NULL. */
 static void T(softmax_group_of_columns)(RowCall *call, int thread, T(Columns) *s, int loaded, T(Columns) *next) {
     const RowOp *op = &call->op;
     const ix n = op->n, chunk = T(chunk_of)(n), columns = s->groups * LANES;
@@ -183,7 +184,8 @@ static void T(softmax_group_of_columns)(RowCall *call, int thread, T(Columns) *s
 }
 
 static void T(open_columns)(const RowOp *op, ix i, T(Columns) *s) {
-    const ix wide = op->group_columns * LANES, lead = op->lead, groups = ceil_div(op->columns - lead, wide) + (lead > 0);
+    const ix wide = op->group_columns * LANES, lead = op->lead,
+        groups = ceil_div(op->columns - lead, wide) + (lead > 0);
     const ix k = i % groups, first = lead ? most(0, lead + (k - 1) * wide) : k * wide;
     const ix row = i / groups * op->columns + first;
     s->columns = lead && k == 0 ? lead : least(wide, op->columns - first);

@@ -22,8 +22,8 @@ enum {
     ROW_CHUNK = 16 * 1024,       /* bytes of a part of a longer row: it is to stay in L1 */
     ROW_SHORT = 1024,            /* bytes up to which rows are computed side by side, */
     TOGETHER = 4,                /* this many */
-    ROW_IN_TURN = 8192,          /* bytes up to which a row is written while the next is summed; 4096: 1.2 x for float64 */
-    ROW_GAP = 2112,              /* bytes between powers of both: loads wait for stores n * 4096 bytes off (512: 4 % more) */
+    ROW_IN_TURN = 8192,          /* bytes up to which a row is written while the next is summed; 4096: 1.2x, float64 */
+    ROW_GAP = 2112,              /* bytes between powers of both: loads wait for stores n * 4096 bytes off (512: 4 %) */
     COLUMN_GROUPS = 8,           /* most vectors of columns at a time; 4 and 16 are 20 % slower */
     CHUNKS_A_POLL = 64           /* of a long row: about 100 microseconds */
 };

@@ -6,7 +6,7 @@
 
 #define SUMMED (16 * LANES)
 
-/* sum + low += x, where low keeps what the additions to sum have lost (Neumaier 1974): double sums of doubles need it */
+/* sum + low += x, where low keeps what the additions to sum lose (Neumaier 1974): double sums of doubles need it */
 INLINE void T(add_exactly)(double *sum, double *low, double x) {
     double total = *sum + x;
     if (REAL_BITS == 64) *low += *sum >= x ? (*sum - total) + x : (x - total) + *sum;
@@ -322,8 +322,8 @@ static void T(close_part)(const RowOp *op, char *out, const char *where, ix firs
     T(store_line)(line, n, out + first * op->out.col, op->out.col, op->out.dtype);
 }
 
-static void T(softmax_row)(RowCall *call, int thread, const char *x, const char *where, char *out, const char *next, REAL *e,
-                           REAL *line, int past) {
+static void T(softmax_row)(RowCall *call, int thread, const char *x, const char *where, char *out, const char *next,
+                           REAL *e, REAL *line, int past) {
     const RowOp *op = &call->op;
     const ix n = op->n, chunk = T(chunk_of)(n), size = T(element_size)(op->x.dtype);
     const int here = T(row_in_place)(op, (n - 1) % chunk + 1), dtype = here ? op->x.dtype : NATIVE;
@@ -372,7 +372,8 @@ INLINE ix T(row_step)(const Array *a) {
 
 static void T(softmax_rows_task)(RowCall *call, int thread, ix from, ix to) {
     const RowOp *op = &call->op;
-    REAL *line = (REAL *)(call->scratch + thread * call->scratch_bytes), *e = line + round_up(T(chunk_of)(op->n), LANES);
+    REAL *line = (REAL *)(call->scratch + thread * call->scratch_bytes),
+        *e = line + round_up(T(chunk_of)(op->n), LANES);
     const ix length = op->batch.n ? op->batch.shape[op->batch.n - 1] : 1;
     const int together = op->n * (ix)sizeof(REAL) <= ROW_SHORT && T(row_in_place)(op, op->n);
     const int in_turn = op->n * (ix)sizeof(REAL) <= ROW_IN_TURN && T(row_in_place)(op, op->n);
