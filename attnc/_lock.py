@@ -5,12 +5,21 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+WITHIN = ("{} is used within a call of the same thread that changes or reads it, as by a signal handler; wanted one "
+          "call at a time")
+
 
 class Locked:
-    """What has `_lock`, held while it changes or is copied. The thread that holds it may take it again."""
+    """What has `_lock`, held while it changes or is copied."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+
+    def _turn(self) -> threading.RLock:
+        """The lock; RuntimeError if this thread holds it: a signal handler's change within another would be lost."""
+        if self._lock._is_owned():      # type: ignore[attr-defined]
+            raise RuntimeError(WITHIN.format(type(self).__name__))
+        return self._lock
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:

@@ -17,7 +17,7 @@ from ._checks import (
     truncate_args,
 )
 from ._checks.arrays import float_array
-from ._lock import Locked
+from ._lock import WITHIN, Locked
 from .attention import attend
 from .results import AttentionResult
 
@@ -115,7 +115,7 @@ class KVCache(Locked):
             For a wrong dtype or shape; for more tokens than fit; for entries that are not finite where rows are int8.
             The cache is then as it was.
         """
-        with self._lock:
+        with self._turn():
             key, value, counts = append_args(key, value, lengths, layout, self._sizes, self._lengths)
             with np.errstate(all="ignore"):
                 stored = [_quantized(x) if self._sizes.dtype == np.int8
@@ -163,7 +163,7 @@ q_lengths, layout, want, out, num_threads
         reader = threading.Lock()       # held until the rows are no longer read; an interrupt leaves it released
         reader.acquire()
         try:
-            with self._lock:
+            with self._turn():
                 self._readers[reader] = threading.get_ident()
             s = self._sizes
             check_attend(s, mask=mask, key_mask=key_mask, bias=bias, window=window, q_offset=q_offset,
@@ -199,7 +199,7 @@ q_lengths, layout, want, out, num_threads
         TypeError, ValueError
             For more tokens than there are; for tokens in the window of which others have been replaced.
         """
-        with self._lock:
+        with self._turn():
             kept = truncate_args(lengths, self._sizes, self._lengths, self._oldest)
             self._wait_for_readers()
             _make([(self._lengths, ..., kept), (self._oldest, ..., np.minimum(self._oldest, kept))])
@@ -217,7 +217,7 @@ q_lengths, layout, want, out, num_threads
         TypeError, ValueError
             For a wrong shape or an index that is not there.
         """
-        with self._lock:
+        with self._turn():
             indices = reorder_args(indices, self._sizes)
             moved = np.flatnonzero(indices != np.arange(self._sizes.batch))
             used = self._used()
@@ -228,7 +228,7 @@ q_lengths, layout, want, out, num_threads
             _make(changes)
 
     def __getstate__(self) -> dict:
-        with self._lock:
+        with self._turn():
             state = super().__getstate__()
             del state["_readers"]
             for name in ("_lengths", "_oldest"):
@@ -263,7 +263,10 @@ q_lengths, layout, want, out, num_threads
     def _wait_for_readers(self) -> None:
         """Let the `attend` calls of other threads end; no new one begins while this thread holds the lock."""
         for reader, thread in self._readers.copy().items():
-            if thread != threading.get_ident():
+            if thread == threading.get_ident():
+                if reader.locked():
+                    raise RuntimeError(WITHIN.format(type(self).__name__))
+            else:
                 with reader:
                     pass
 

@@ -172,7 +172,7 @@ class AttentionState(Locked):
             For a wrong dtype or a wrong shape, naming the argument. The state is then as it was.
         """
         key, value = float_array("key_chunk", key_chunk), float_array("value_chunk", value_chunk)
-        with self._lock:
+        with self._turn():
             seen = self._seen
             offset = None if self._q_offset is None else self._q_offset - seen.kv_len
             a = attention_args(self._query, key, value, mask=mask, key_mask=key_mask, bias=bias, q_offset=offset,

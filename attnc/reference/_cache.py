@@ -62,7 +62,7 @@ class KVCache(Locked):
         TypeError, ValueError
             For a wrong dtype or shape, or more tokens than fit. The cache is then as it was.
         """
-        with self._lock:
+        with self._turn():
             key, value, counts = append_args(key, value, lengths, layout, self._sizes, self.lengths)
             needed = int((self.lengths + counts).max(initial=0))
             self.keys, self.values = _grown(self.keys, needed), _grown(self.values, needed)
@@ -89,7 +89,7 @@ class KVCache(Locked):
         query = float_array("query", query)
         scaled = self._sizes.dtype == np.int8
         wide = query.astype(accumulator(query.dtype), copy=False) if scaled else query
-        with self._lock:
+        with self._turn():
             keys, values, lengths = self.keys, self.values, self.lengths    # replaced by changes, never written
         if scaled:
             keys, values = keys.astype(wide.dtype), values.astype(wide.dtype)
@@ -116,7 +116,7 @@ class KVCache(Locked):
         TypeError, ValueError
             For more tokens than there are, or tokens in the window that others have replaced.
         """
-        with self._lock:
+        with self._turn():
             self.lengths = truncate_args(lengths, self._sizes, self.lengths, self._oldest)
             self._oldest = np.minimum(self._oldest, self.lengths)
 
@@ -128,7 +128,7 @@ class KVCache(Locked):
         TypeError, ValueError
             For a wrong shape or an index that is not there.
         """
-        with self._lock:
+        with self._turn():
             indices = reorder_args(indices, self._sizes)
             self.keys, self.values = self.keys[indices], self.values[indices]
             self.lengths, self._oldest = self.lengths[indices], self._oldest[indices]

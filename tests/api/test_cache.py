@@ -375,6 +375,41 @@ def test_no_token_of_threads_that_append_is_lost(monkeypatch, module, inside):
         np.testing.assert_array_equal(rows[0, 0, :, 0], sign * np.repeat(first, 3))
 
 
+USES = {"append": lambda cache: cache.append(*np.ones((2, 1, 1, 1, 2))), "truncate": lambda cache: cache.truncate(0),
+        "reorder": lambda cache: cache.reorder([0]), "attend": lambda cache: cache.attend(np.ones((1, 1, 1, 2))),
+        "copy": copy.copy}
+
+
+def used_within(monkeypatch, place, use):
+    """Make the function at `place` call `use` first, as a signal handler would; whatever that raises is kept."""
+    module, _, name = place.rpartition(".")
+    function, raised = getattr(sys.modules[module], name), []
+
+    def interrupted(*args, **kwargs):
+        if not raised:
+            raised.append(None)
+            with pytest.raises(RuntimeError, match="within a call of the same thread") as raised[0]:
+                use()
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(sys.modules[module], name, interrupted)
+    return raised
+
+
+@pytest.mark.parametrize("module, inside, use", [
+    *((attnc, "attnc.cache._slots", use) for use in USES),
+    *((attnc, "attnc.cache.attend", use) for use in ("append", "truncate", "reorder")),
+    *((reference, "attnc.reference._cache._grown", use) for use in USES if use != "copy")])
+def test_a_use_within_another_of_the_same_thread_is_refused(monkeypatch, module, inside, use):
+    """A token that a signal handler appends within an append would be lost without a word."""
+    cache = module.KVCache(1, 1, 2, capacity=8, dtype=np.float32)
+    USES["append"](cache)
+    raised = used_within(monkeypatch, inside, lambda: USES[use](cache))
+    USES["attend" if inside.endswith("attend") else "append"](cache)
+    assert raised and cache.lengths.tolist() == [1 if inside.endswith("attend") else 2]
+    USES[use](cache)
+
+
 @pytest.mark.parametrize("change", ["append", "reorder", "truncate"])
 @pytest.mark.parametrize("module, inside", [
     (attnc, "attnc.cache.attend"), (reference, "attnc.reference._cache.attention")])

@@ -458,3 +458,19 @@ def test_no_chunk_of_threads_that_update_is_lost(monkeypatch, options):
     assert state.kv_len == 8 * 10 * 3
     np.testing.assert_allclose(result.lse, np.log(240), rtol=1e-5)
     np.testing.assert_allclose(result.output, 3.5, rtol=1e-5)
+
+
+def test_an_update_within_another_of_the_same_thread_is_refused(monkeypatch):
+    """A chunk that a signal handler gives within an update would be lost without a word."""
+    state, chunk = attnc.AttentionState(np.zeros((1, 4), np.float32)), np.zeros((3, 4), np.float32)
+    state.update(chunk, chunk)
+    check = sys.modules["attnc.states"]._check_sizes
+
+    def interrupted(*args):
+        with pytest.raises(RuntimeError, match="within a call of the same thread"):
+            state.update(chunk, chunk)
+        check(*args)
+
+    monkeypatch.setattr(sys.modules["attnc.states"], "_check_sizes", interrupted)
+    state.update(chunk, chunk)
+    assert state.kv_len == 6
