@@ -13,7 +13,7 @@ cdef enum:                          # NumPy's own numbers of dtypes, part of its
     NUMPY_I8 = 1
     NUMPY_F64 = 12
     NUMPY_F16 = 23
-    NUMPY_USER = 256                # from here on dtypes that others have registered: bfloat16, all that checks let in
+    NUMPY_USER = 256                # user-defined dtypes from here on: the checks admit only bfloat16
 
 
 cdef int open_any(object x, Array* a, Py_buffer* view, int axes, bint writable) except -1:

@@ -51,7 +51,7 @@ cdef void divide_backward(Call* call) noexcept nogil:
     if one_pass(call):
         g.accumulators = p.q_blocks
     g.row_tasks = ceil_div(p.q_blocks, g.accumulators)
-    g.base = carve_task(p, f, <char*> &task, &task)              # to count
+    g.base = carve_task(p, f, <char*> &task, &task)
     p.scratch_bytes = g.base + carve_gradients(p, g, f, <char*> &scratch, &scratch)
     call.heads = heads
     call.bytes = p.scratch_bytes * p.n_threads

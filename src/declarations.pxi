@@ -120,6 +120,8 @@ cdef extern from "kernels.h" nogil:
 
     ctypedef struct Task:
         int thread
+        void* s
+        Packed packed
 
     ctypedef struct GradientScratch:
         pass

@@ -40,13 +40,13 @@
 #define LARGE_SCALE 0x1p-32
 #include "template.h"
 
-/* The tasks of a call, in the order in which it runs them: X(name, arguments). */
+/* The task functions, which the .pxi files schedule: X(name, arguments). */
 #define TASKS(X) \
     X(pack, (Call *, Task *, ix block, Packed))                  /* a block for all tasks of a kv head */ \
     X(attend, (Call *, Task *))                                  /* rows against all their keys */ \
     X(split, (Call *, Task *, char *state))                      /* few rows against a split of the keys */ \
     X(merge, (Call *, Task *, char *states, ix first, ix last, int done))        /* the states of such rows */ \
-    X(dense, (Call *, Task *, ix split, int weights))            /* scores or weights of all places */ \
+    X(dense, (Call *, Task *, ix split, int weights))            /* every score or weight of the rows */ \
     X(key_statistics, (Call *, Task *, ix head, ix chunk))       /* all rows against a chunk of keys */ \
     X(maps, (Call *, Task *, ix head))                           /* a head's maps from the parts of its chunks */ \
     X(deltas, (Call *, Task *))                                  /* of a block of rows */ \

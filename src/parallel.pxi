@@ -55,15 +55,18 @@ cdef void run(Call* call, Step step, Py_ssize_t n, Py_ssize_t together=1) noexce
 
 cdef void run_tasks(Call* call, Step step, Py_ssize_t first, Py_ssize_t stop, int thread) noexcept nogil:
     cdef fp_state state
-    cdef Task task, carved
+    cdef Task task
+    cdef Packed packed
+    cdef void* s
     cdef Py_ssize_t i
     if call.p.stop:
         return
     state = fp_enter()
-    carve_task(&call.p, call.format, call.scratch + thread * call.p.scratch_bytes, &carved)
-    carved.thread = thread
+    carve_task(&call.p, call.format, call.scratch + thread * call.p.scratch_bytes, &task)
+    task.thread = thread
+    s, packed = task.s, task.packed
     for i in range(first, stop):
-        task = carved               # steps may point it elsewhere
+        task.s, task.packed = s, packed         # which a step may have pointed elsewhere
         step(call, i, &task)
     fp_leave(state)
     add_atomically(&call.done, stop - first)

@@ -202,7 +202,7 @@ PATH_OF = tuple([PATH_NAMES[i].decode() for i in range(PATHS)])
 
 
 def path_class(int type, Py_ssize_t rows):
-    """The order of sums of rows that share a kv head with so many, as a number: within one, rows keep their bits.
+    """An id of the reduction order for `rows` query rows of a kv head; equal ids give rows equal bits.
 
     Each path sums in an order of its own, and up to SIZES.few_rows rows the keys are split.
     """

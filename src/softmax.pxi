@@ -4,11 +4,11 @@ cdef enum:
     ROW_TASK = 65536                   # elements of a task, about 10 microseconds of work
     LEAST_PARALLEL_ROWS = 65536        # elements below which a call stays on one thread, 14 microseconds alone
     OWN_TASKS = 4                      # of a thread, up to which it has the same in each call: they may be in its cache
-    GROUP_BYTES = 1024 * 1024          # of the elements of a strip, as far as that leaves it
-    LEAST_GROUP = 4                    # vectors: (8192, 4096) takes twice as long with two
+    GROUP_BYTES = 1024 * 1024          # of the elements of a group of columns; at least
+    LEAST_GROUP = 4                    # vectors, however long the rows: (8192, 4096) takes twice as long with two
     STREAM_BYTES = 32 * 1024 * 1024    # of input and output, beyond which the output passes the caches by
-    # Of neighbours that a thread has for itself where they lie in cache: what is fetched ahead of strided writes takes
-    # lines from the thread beside it. (1024, 128) along axis 0: 57 us by two, 35 by one; (1024, 512): 222, 162.
+    # Contiguous bytes across that one thread takes alone, in cache: prefetches of strided writes take lines from the
+    # thread beside it. (1024, 128) along axis 0: 57 us by two, 35 by one; (1024, 512): 222, 162.
     OWN_BYTES = 2048
 
 
@@ -17,13 +17,13 @@ cdef Py_ssize_t size_of(RowOp* op) noexcept nogil:
 
 
 cdef Py_ssize_t lead_of(RowOp* op) noexcept nogil:
-    """Columns in front of the first that begins a line of out, if it does so in each row."""
+    """Columns before the first that begins a cache line of out, if it does so in each row."""
     cdef Py_ssize_t past = <Py_ssize_t> op.out.data & 63
     return (64 - past) // size_of(op) if past and past % size_of(op) == 0 and op.out.col % 64 == 0 else 0
 
 
 cdef Py_ssize_t columns_of(RowOp* op) noexcept nogil:
-    """The length of the last batch axis, if elements are neighbours along it and not along the row; or 0."""
+    """The length of the last batch axis, if elements are contiguous along it and not along the row; or 0."""
     cdef Py_ssize_t n = op.x.n_batch, size = size_of(op)
     if n == 0 or op.x.col == size and op.out.col == size:
         return 0
@@ -39,7 +39,7 @@ cdef void divide_rows(RowCall* call, int threads) noexcept nogil:
     cdef Py_ssize_t real = FORMATS[op.type].real, lanes = FORMATS[op.type].lanes
     cdef Py_ssize_t kept = op.n if op.n * real <= ROW_KEPT else ROW_CHUNK // real, slices, groups
     if op.columns == 0:
-        # As many tasks for one thread as for another.
+        # The same number of tasks for each thread.
         call.pieces = op.rows
         call.of_a_task = ceil_div(op.rows, round_up(ceil_div(op.rows, most(1, ROW_TASK // op.n)), threads))
         call.scratch_bytes = (3 * TOGETHER + 1 if kept * real <= ROW_IN_TURN else 2) * round_up(kept, lanes) * real + 64

@@ -3,7 +3,7 @@
  *   VEC, VINT, LANES       its vector, the integer vector of its bits, and their lanes
  *   V(name), T(name)       names of vector primitives, and of this type's functions
  *   FABS, MAGNITUDE        |x| of one number, and the bits of |x|
- *   LARGEST, LARGE_SCALE   magnitude from which a value leaves the product, and the scale of sums of such values */
+ *   LARGEST, LARGE_SCALE   magnitude from which products exclude a value, and the scale of sums of such values */
 #define PANEL (LANES * TILE_VECTORS)
 #define P_(name) ((REAL *)t->name)                      /* an array of the task */
 #define STEP static __attribute__((noinline))           /* a step of the algorithm: a profile names it, compiled once */

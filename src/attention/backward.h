@@ -36,7 +36,7 @@ INLINE void T(backward_block)(const Params *p, const Gradients *g, Task *t, ix b
             if (want & WANT_QUERY) T(add_query_gradients)(p, g, t, r, n, d_query, b);
         }
         T(clear_invisible)(p, t, r, n, b);
-        b->part[r / GROUP_ROWS] = (Range){t->column, t->columns};
+        b->part[r / GROUP_ROWS] = (Range){t->column, t->column_stop};
     }
     if (any_visible && want & (WANT_KEY | WANT_VALUE)) T(add_key_gradients)(p, g, t, block, want, b);
 }

@@ -10,12 +10,12 @@ INLINE void T(store_part)(const Params *p, const Task *t, const Array *a, char *
     REAL *x = in_place ? (REAL *)dst : (REAL *)t->line;
     for (; j < t->column; j++) x[j] = fill;
     /* One store up to a multiple of the vector size; the others are aligned. */
-    if (j + LANES <= t->columns) {
+    if (j + LANES <= t->column_stop) {
         V(storeu)(x + j, V(loadu)(s + j) * V(set1)(factor));
         j += LANES - (ix)((uintptr_t)(x + j) / sizeof(REAL) % LANES);
     }
-    for (; j + LANES <= t->columns; j += LANES) V(store)(x + j, V(loadu)(s + j) * V(set1)(factor));
-    for (; j < t->columns; j++) x[j] = s[j] * factor;
+    for (; j + LANES <= t->column_stop; j += LANES) V(store)(x + j, V(loadu)(s + j) * V(set1)(factor));
+    for (; j < t->column_stop; j++) x[j] = s[j] * factor;
     for (; j < n; j++) x[j] = fill;
     if (x == (REAL *)t->line) T(store_row)(x, n, dst, a->col, a->dtype);
 }
@@ -42,23 +42,23 @@ STEP void T(store_kept)(const Params *p, Task *t, ix r0, ix n, ix block) {
 
 /* Weights that were not kept: the running maximum is followed a second time, for the same bits. */
 STEP void T(store_again)(const Params *p, Task *t, ix r0, ix n, ix block) {
-    if (t->column < t->columns) T(online_softmax)(p, t, r0, n, block);
+    if (t->column < t->column_stop) T(online_softmax)(p, t, r0, n, block);
     T(store_relative)(p, t, r0, n, block, P_(row_max) + r0, P_(final_max) + r0, t->inverse + r0);
 }
 
 /* Weights of a block under a given lse. */
 STEP void T(store_under_lse)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const VEC c = V(set1)((REAL)p->exponent);
-    const ix column = t->column, columns = t->columns;
+    const ix column = t->column, columns = t->column_stop;
     for (ix r = r0; r < r0 + n; r++) {
         REAL *s = P_(s) + (r - r0) * p->width, lse = P_(final_max)[r];
-        t->columns = lse == -INFINITY ? column : columns;          /* a row without keys: zeros, whatever its scores */
-        for (ix j = t->from; column < t->columns && j < t->to; j += LANES)
+        t->column_stop = lse == -INFINITY ? column : columns;       /* a row without keys: zeros, whatever its scores */
+        for (ix j = t->from; column < t->column_stop && j < t->to; j += LANES)
             V(store)(s + j, V(exp2_any)((V(load)(s + j) - V(set1)(lse)) * c));
         T(store_part)(p, t, &p->weights, t->weights, r, block, s, (REAL)t->inverse[r],
                       (REAL)(t->inverse[r] - t->inverse[r]));
     }
-    t->columns = columns;
+    t->column_stop = columns;
 }
 
 STEP void T(store_scores)(const Params *p, Task *t, ix r0, ix n, ix block) {

@@ -6,7 +6,7 @@ static void T(add_alibi)(const Params *p, const Task *t, ix r, REAL *s) {
     REAL slope;
     ix position = saturating_add(t->row[r].position, t->lengths.offset);
     memcpy(&slope, address(&p->slopes, &p->batch, t->batch, t->row[r].head), sizeof slope);
-    for (ix j = t->column; j < t->columns; j++)
+    for (ix j = t->column; j < t->column_stop; j++)
         s[j] += -slope * (REAL)fabs((double)position - (double)(t->first_key + j));
 }
 
@@ -33,7 +33,7 @@ INLINE VEC T(finish_row)(const int finish, const int select, const Params *p, co
             }
             x = V(unless_equal)(x + y, y, never);
         }
-        if (select && t->choose) x = V(keep_bytes)(x, allow + j, never);
+        if (select && t->uses_allow) x = V(keep_bytes)(x, allow + j, never);
         else if (select && !whole) x = V(keep_bits)(x, ((1u << stop) - 1) & ~((1u << skip) - 1), never);
         peak = V(max)(x, peak);
         V(store)(s + j, x);
@@ -46,7 +46,8 @@ STEP void T(finish_scores)(const Params *p, Task *t, ix r0, ix n) {
         REAL *s = P_(s) + (r - r0) * p->width;
         const REAL *b = p->bias.data ? t->bias_row[r - r0] : NULL;
         const uint8_t *allow = t->allow + (r - r0) * p->width;
-        ix lo = most(t->row[r].start - t->first_key, t->column), hi = least(t->row[r].stop - t->first_key, t->columns);
+        ix lo = most(t->row[r].start - t->first_key, t->column);
+        ix hi = least(t->row[r].stop - t->first_key, t->column_stop);
         VEC peak;
         if (p->raw_scores) peak = T(finish_row)(0, 1, p, t, lo, hi, allow, NULL, s);
         else if (!p->slopes.data) peak = T(finish_row)(1, 1, p, t, lo, hi, allow, b, s);

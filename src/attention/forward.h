@@ -51,14 +51,14 @@ INLINE void T(write_kept)(const Params *p, Task *t, ix r, ix n, char *kept) {
         int visited = t->block_start <= block && block < t->block_stop;
         T(open_kept)(p, t, kept, part);
         t->column = visited ? t->kept_part[part].start : 0;
-        t->columns = visited ? t->kept_part[part].stop : 0;
+        t->column_stop = visited ? t->kept_part[part].stop : 0;
         T(store_kept)(p, t, r, n, block);
     }
 }
 
 /* -------------------------------------------------------------------------------------------------------- attention */
 
-/* The algorithm for up to six rows and one block of keys, one line a step. */
+/* The algorithm, a line a step, for one block of keys and one group of rows: six, or all that are read in place. */
 INLINE void T(attend_group)(const Params *p, Task *t, ix r, ix n, ix block, Packed kv, char *kept) {
     if (p->mode == WEIGHTED_SUM) {
         T(weighted_sum)(p, t, r, n, block, kv);
@@ -68,7 +68,7 @@ INLINE void T(attend_group)(const Params *p, Task *t, ix r, ix n, ix block, Pack
     if (p->kept_scores) {
         ix part = T(kept_part)(p, r, block);
         T(open_kept)(p, t, kept, part);
-        t->kept_part[part] = (Range){t->column, t->columns};
+        t->kept_part[part] = (Range){t->column, t->column_stop};
     }
     if (visibility == SKIP) return;
     T(scores)(p, t, r, n, block, kv, visibility);
@@ -122,7 +122,7 @@ STEP void T(attend_blocks)(Call *call, Task *t) {
     if (t->block_start >= t->block_stop && p->splits == 1) T(close_groups)(call, t, kept);
 }
 
-/* Row maxima and sums, where a second pass is to compute the weights again. */
+/* Save row maxima and inverse sums, where a second pass computes the weights again. */
 INLINE void T(close_task)(Call *call, Task *t) {
     const Params *p = &call->p;
     if (p->mode == ATTEND && p->weights.data && !p->kept_scores && !p->stop) T(save_row_norms)(p, t, call->row_norms);

@@ -87,8 +87,8 @@ INLINE void T(fused_softmax)(const Params *p, ix columns, const VEC *peak, REAL 
     }
 }
 
-/* The output of a strip, rows r0 .. r0 + rows of the task. Returns 0 where a sum is not finite, or a value is as large
- * as those that leave the product. */
+/* The output of a strip, rows r0 .. r0 + rows of the task. Returns 0 where a sum is not finite, or a value is so
+ * large that packing would exclude it. */
 INLINE int T(fused_values)(const Params *p, const Task *t, T(Rows) values, ix r0, ix rows, ix columns, const REAL *w,
                            const REAL *inverse, Prefetch prefetch) {
     const int writes_out = T(writes_out_in_place)(p);

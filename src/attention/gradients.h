@@ -133,7 +133,7 @@ STEP void T(score_gradients)(const Params *p, const Task *t, ix r0, ix n, int ca
 
 /* Zeros at the columns of a group that were not computed. */
 STEP void T(clear_invisible)(const Params *p, const Task *t, ix r0, ix n, GradientScratch *b) {
-    ix from = t->column < t->columns ? t->from : 0, to = t->column < t->columns ? t->to : 0;
+    ix from = t->column < t->column_stop ? t->from : 0, to = t->column < t->column_stop ? t->to : 0;
     for (ix r = r0; r < r0 + n; r++) {
         REAL *rows[] = {G_(weights) + r * p->width, G_(scores) + r * p->width};
         for (int k = 0; k < 2; k++) {
@@ -175,7 +175,7 @@ INLINE void T(product_chunk)(const int rows, ix vectors, const REAL *w, ix acros
 STEP void T(add_query_gradients)(const Params *p, const Gradients *w, const Task *t, ix r0, ix n, void *sums,
                                  GradientScratch *b) {
     REAL *o = sums;
-    ix all = p->depth_stride / LANES, keys = t->columns - t->column;
+    ix all = p->depth_stride / LANES, keys = t->column_stop - t->column;
     const REAL *coefficients = G_(scores) + r0 * p->width + t->column;
     const REAL *rows_of_keys = G_(key_rows) + t->column * w->stride;
     o += r0 * w->stride;
@@ -220,7 +220,8 @@ static void T(add_to_keys)(const Params *p, const REAL *coefficients, const REAL
     }
 }
 
-/* Rows that are not finite leave the products. Of a query its dS are NaN or 0 already; a grad_out is added by hand. */
+/* Excludes rows that are not finite from the products. The dS of such a query are NaN or 0 already; a grad_out is added
+ * here. */
 static void T(exclude_nonfinite_rows)(const Params *p, const Gradients *w, const Task *t, ix keys, int want,
                                       GradientScratch *b) {
     for (ix r = 0; r < t->rows; r++) {
@@ -245,7 +246,7 @@ STEP void T(add_key_gradients)(const Params *p, const Gradients *w, Task *t, ix 
     if (want & WANT_KEY) T(add_to_keys)(p, b->scores, b->query, w->stride, keys, b->span, b->d_key);
 }
 
-/* The gradient of the bias += dS; places that share an element of the bias are added in order. */
+/* The gradient of the bias += dS; scores that share an element of the bias are added in order. */
 STEP void T(add_bias_gradients)(const Params *p, const Gradients *w, const Task *t, ix r0, ix n, ix block,
                                 GradientScratch *b) {
     const Array *a = &w->bias;
@@ -255,13 +256,13 @@ STEP void T(add_bias_gradients)(const Params *p, const Gradients *w, const Task 
         char *dst = row_address(t, a, batch, r);
         if (a->col == 0) {
             double sum = 0;
-            for (ix j = t->column; j < t->columns; j++) sum += g[j];
+            for (ix j = t->column; j < t->column_stop; j++) sum += g[j];
             if (a->dtype == F64) *(double *)dst += sum;
             else *(float *)dst += (float)sum;
         }
         else if (a->dtype == F64)
-            for (ix j = t->column; j < t->columns; j++) *(double *)(dst + j * a->col) += g[j];
-        else for (ix j = t->column; j < t->columns; j++) *(float *)(dst + j * a->col) += (float)g[j];
+            for (ix j = t->column; j < t->column_stop; j++) *(double *)(dst + j * a->col) += g[j];
+        else for (ix j = t->column; j < t->column_stop; j++) *(float *)(dst + j * a->col) += (float)g[j];
     }
 }
 

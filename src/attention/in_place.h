@@ -116,7 +116,7 @@ INLINE void T(score_keys)(const int dtype, int copied, const Params *p, Task *t,
     const int strips = p->unfused == STRIPS;
     Prefetch prefetch = prefetch_ahead_of(a, p->head_dim * T(element_size)(a->dtype), keys, t->from, 0), none = {0};
     for (ix j = t->from; j < t->to; j += LANES) {
-        ix valid = least(LANES, t->columns - j);
+        ix valid = least(LANES, t->column_stop - j);
         const char *key = keys + j * a->row;
         /* Rows a multiple of 4096 bytes apart share a cache set, so strips copy them. */
         const int as_is = strips && !copied && (dtype == NATIVE || dtype == PAIRS) && valid == LANES
@@ -155,7 +155,7 @@ STEP void T(scores_in_place)(const Params *p, Task *t, ix n, ix block) {
 
 /* ------------------------------------------------------------------------------------------------------ values */
 
-/* o = o * alpha + sum, unless a sum is not finite: then nothing is stored, and the answer is 0. */
+/* o = o * alpha + sum, unless a sum is not finite: then it stores nothing and returns 0. */
 INLINE int T(store_finite)(const int rows, const int vectors, const REAL *alpha, VEC (*sum)[TILE_VECTORS], REAL *o,
                            ix o_stride, int check) {
     VEC odd = V(set1)(0);
@@ -171,7 +171,7 @@ INLINE int T(store_finite)(const int rows, const int vectors, const REAL *alpha,
 }
 
 /* o = o * alpha + weights @ values for rows x vectors, as values_tile() of values.h, over rows of any dtype; sums that
- * are not all finite are not stored, and the answer is 0. */
+ * are not all finite are not stored, and it returns 0. */
 INLINE int T(sum_tile)(const int dtype, const int rows, const int vectors, const REAL *w, ix w_stride, const char *v,
                        ix v_stride, Prefetch *prefetch, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     VEC sum[TALL_ROWS][TILE_VECTORS];
@@ -255,10 +255,10 @@ STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
     Prefetch none = {0};
     int copied, dtype = T(in_place_dtype)(a, p->value_dim, &copied);
     T(rescale_nonfinite)(p, t, 0, n);
-    for (ix from = t->column, stop; from < t->columns; from = stop, alpha = ones) {
+    for (ix from = t->column, stop; from < t->column_stop; from = stop, alpha = ones) {
         const REAL *w = P_(s) + from;
         ix w_stride = p->width;
-        stop = least((from / IN_PLACE_KEYS + 1) * IN_PLACE_KEYS, t->columns);
+        stop = least((from / IN_PLACE_KEYS + 1) * IN_PLACE_KEYS, t->column_stop);
         if (t->value_scale) {
             const float *scale = t->value_scale + block * p->block_k + from;
             for (ix r = 0; r < n; r++)

@@ -7,8 +7,8 @@ STEP void scores_in_place_pairs_f32(const Params *p, Task *t, ix n, ix block) {
     score_keys_f32(PAIRS, p->key.col != 2, p, t, n, block);
 }
 
-/* o = o * alpha + weights @ values for rows x one whole chunk, over pairs of keys. The answer is 0, and nothing is
- * stored, where sums are not finite (if `check`), or values are subnormal (if it is 2). */
+/* o = o * alpha + weights @ values for rows x one whole chunk, over pairs of keys. Returns 0, and stores
+ * nothing, where sums are not finite (if `check`), or values are subnormal (if it is 2). */
 INLINE int sum_pairs(const int rows, const int vectors, const float *w, ix w_stride, const char *v, ix v_stride,
                      Prefetch *prefetch, ix keys, int check, const float *alpha, float *o, ix o_stride) {
     vf sum[TALL_ROWS][TILE_VECTORS], smallest = (vf)~(vfi){0};
@@ -75,9 +75,9 @@ STEP void values_in_place_pairs_f32(const Params *p, Task *t, ix n, ix block) {
     const int twice = n - each > GROUP_ROWS;
     Prefetch none = {0};
     rescale_nonfinite_f32(p, t, 0, n);
-    for (ix from = t->column / 2 * 2, stop; from < t->columns; from = stop, alpha = ones) {
+    for (ix from = t->column / 2 * 2, stop; from < t->column_stop; from = stop, alpha = ones) {
         const float *w = (const float *)t->pairs + from / 2;
-        stop = least((from / IN_PLACE_KEYS + 1) * IN_PLACE_KEYS, t->columns);
+        stop = least((from / IN_PLACE_KEYS + 1) * IN_PLACE_KEYS, t->column_stop);
         Prefetch prefetch = prefetch_ahead_of(a, 2 * p->value_dim, values, from, twice);
         for (ix c = 0; c < chunks_f32(p); c++) {
             ix start = chunk_start_f32(p, c), row = a->row;

@@ -33,7 +33,7 @@ INLINE void T(weights_of_keys)(const int rows, const int given, const int first,
 /* Weights of the part x factors of their rows, into the sums of each key. */
 static void T(add_products)(const Params *p, Task *t, ix r0, ix n) {
     const KeyRequest *w = &p->key_request;
-    const ix width = p->width, columns = w->columns, from = t->column, to = t->columns;
+    const ix width = p->width, columns = w->columns, from = t->column, to = t->column_stop;
     const REAL *x[GROUP_ROWS], *s = P_(s);
     for (ix r = 0; r < GROUP_ROWS; r++)
         x[r] = (const REAL *)w->factors + row_index(p, t, r0 + (r < n ? r : 0)) * columns;
@@ -77,13 +77,13 @@ static void T(fill_bins)(const Params *p, Task *t, ix r0, ix n, ix block, const 
         if (bin[r] != t->stats.row_bin) T(close_bin)(p, t, block);
         t->stats.row_bin = bin[r];
         if (!w->map_max && end - r == n) {
-            for (ix j = t->column; j < t->columns; j++) sum[j] += part[j];
+            for (ix j = t->column; j < t->column_stop; j++) sum[j] += part[j];
             continue;
         }
         for (ix i = r; i < end; i++) {
             const REAL *restrict s = P_(s) + i * p->width;
-            if (!w->map_max) for (ix j = t->column; j < t->columns; j++) sum[j] += s[j];
-            else for (ix j = t->column; j < t->columns; j++)
+            if (!w->map_max) for (ix j = t->column; j < t->column_stop; j++) sum[j] += s[j];
+            else for (ix j = t->column; j < t->column_stop; j++)
                 sum[j] = s[j] <= sum[j] || sum[j] != sum[j] ? sum[j] : s[j];
         }
     }
@@ -104,7 +104,7 @@ STEP void T(add_key_statistics)(const Params *p, Task *t, ix r0, ix n, ix block)
         factor[r] = w->row_weights ? ((const REAL *)w->row_weights)[row_index(p, t, r0 + r)] : 1;
         int empty = shift[r] == -INFINITY && !nan[r];
         if (w->visible && !empty)
-            for (ix j = t->column; j < t->columns; j++) t->stats.visible[j] += row[j] == -INFINITY ? 0 : factor[r];
+            for (ix j = t->column; j < t->column_stop; j++) t->stats.visible[j] += row[j] == -INFINITY ? 0 : factor[r];
         if (!nan[r] && !empty) continue;
         for (ix j = from; j < to; j++) {
             t->stats.nan[r * width + j] = row[j] != -INFINITY;
@@ -120,17 +120,17 @@ STEP void T(add_key_statistics)(const Params *p, Task *t, ix r0, ix n, ix block)
         T(weights_of_keys)(1, 1, r == 0, s + r * width, width, from, to, shift + r, c,
                            inverse + r, factor + r, part, top);
     for (ix r = 0; r < n; r++)
-        for (ix j = t->column; nan[r] && j < t->columns; j++) {
+        for (ix j = t->column; nan[r] && j < t->column_stop; j++) {
             if (!t->stats.nan[r * width + j]) continue;
             s[r * width + j] = top[j] = NAN;
             if (factor[r] != 0) part[j] = NAN;
         }
     double *restrict mass = t->stats.mass;
-    if (w->mass) for (ix j = t->column; j < t->columns; j++) mass[j] += part[j];
+    if (w->mass) for (ix j = t->column; j < t->column_stop; j++) mass[j] += part[j];
     if (w->map) T(fill_bins)(p, t, r0, n, block, part);
     if (w->hits)
         for (ix r = 0; r < n; r++)
-            for (ix j = t->column; j < t->columns; j++) t->stats.hits[j] += s[r * width + j] > (REAL)w->threshold;
+            for (ix j = t->column; j < t->column_stop; j++) t->stats.hits[j] += s[r * width + j] > (REAL)w->threshold;
     if (w->products) T(add_products)(p, t, r0, n);
 }
 

@@ -21,7 +21,7 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
     *all = 1;
     for (ix r = r0; r < r0 + n; r++) {
         ix i = t->row[r].position, lo = most(t->row[r].start - first, t->column);
-        ix hi = most(lo, least(t->row[r].stop - first, t->columns)), width = hi - lo, from = first + lo;
+        ix hi = most(lo, least(t->row[r].stop - first, t->column_stop)), width = hi - lo, from = first + lo;
         uint8_t any = width > 0, every = 1, *restrict row = t->allow + (r - r0) * p->width, *restrict allow = row + lo;
         if (bytes) {
             memset(row, 0, t->to);
@@ -41,7 +41,7 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
                 any |= allow[j];
                 every &= allow[j];
             }
-            *all &= every && lo == t->column && hi == t->columns;
+            *all &= every && lo == t->column && hi == t->column_stop;
         }
         if (p->bias.data) {
             const char *src = row_address(t, &p->bias, t->bias, r) + from * p->bias.col;
@@ -83,23 +83,23 @@ STEP enum Visibility T(visibility)(const Params *p, Task *t, ix r0, ix n, ix blo
         stop = most(stop, t->row[r].stop);
     }
     t->column = least(most(start, first), last) - first;
-    t->columns = most(least(stop, last), first) - first;
-    if (start >= stop || t->column >= t->columns) {
-        t->column = t->columns = 0;
+    t->column_stop = most(least(stop, last), first) - first;
+    if (start >= stop || t->column >= t->column_stop) {
+        t->column = t->column_stop = 0;
         return SKIP;
     }
     t->from = t->column / PANEL * PANEL;
-    t->to = round_up(t->columns, LANES);
+    t->to = round_up(t->column_stop, LANES);
     /* Later columns are cut anyway. */
-    int full = inner_start <= first + t->from && inner_stop >= first + t->columns;
-    t->choose = 0;
+    int full = inner_start <= first + t->from && inner_stop >= first + t->column_stop;
+    t->uses_allow = 0;
     if (p->masked) {
         int all;
         if (!T(allow_rows)(p, t, r0, n, block, &all)) {
-            t->column = t->columns = 0;
+            t->column = t->column_stop = 0;
             return SKIP;
         }
-        t->choose = !all;
+        t->uses_allow = !all;
     }
-    return full && !t->choose ? FULL : PARTIAL;
+    return full && !t->uses_allow ? FULL : PARTIAL;
 }

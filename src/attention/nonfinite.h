@@ -1,6 +1,6 @@
-/* nonfinite.h (template over REAL; after gemm/pack.h): values that leave the product, because they are not finite or so
- * large (LARGEST) that sums of them could overflow: their rows are zero there, and are added here key by key, to the
- * rows that may see the key. */
+/* nonfinite.h (template over REAL; after gemm/pack.h): value rows that packing excludes from the product, because they
+ * are not finite or so large (LARGEST) that sums of them could overflow: they are added here key by key, to the rows
+ * that may see the key. */
 
 /* Weight times value in columns start .. stop, for those of rows from .. n of the group r0 that may see the key. Large
  * values are summed in nonfinite_o, scaled, so that they cannot overflow before the division by the row sum. */
@@ -12,11 +12,11 @@ static void T(add_nonfinite)(const Params *p, Task *t, ix r0, ix from, ix n, ix 
     t->uses_nonfinite = 1;
     for (ix k = 0; k < n_nonfinite; k++) {
         ix j = nonfinite[k];
-        if (j < t->column || j >= t->columns) continue;
+        if (j < t->column || j >= t->column_stop) continue;
         T(load_value)(p, t, first + j, start, stop - start, t->line);
         for (ix r = r0 + from; r < r0 + n; r++) {
             if (first + j < t->row[r].start || first + j >= t->row[r].stop) continue;
-            if (t->choose && !t->allow[(r - r0) * p->width + j]) continue;
+            if (t->uses_allow && !t->allow[(r - r0) * p->width + j]) continue;
             if (p->bias.data) {
                 const REAL *b = t->bias_row[r - r0];
                 if (b[j - most(t->row[r].start - first, t->column)] == -INFINITY) continue;

@@ -3,7 +3,7 @@
 
 /* The rows of a group side by side: six independent chains hide the latency of the polynomial, and there is one loop to
  * leave instead of six (5.9 cycles a vector of 16 instead of 8.1 at block_k 512 on Zen 5). */
-INLINE void T(powers)(const int pairs, const int rows, REAL *s, uint16_t *rounded, ix stride, ix from, ix to,
+INLINE void T(exp2_rows)(const int pairs, const int rows, REAL *s, uint16_t *rounded, ix stride, ix from, ix to,
                       const REAL *shift, VEC c, double *total) {
     VEC sum[GROUP_ROWS];
     UNROLL for (int r = 0; r < rows; r++) sum[r] = V(set1)(0);
@@ -18,8 +18,8 @@ INLINE void T(powers)(const int pairs, const int rows, REAL *s, uint16_t *rounde
     UNROLL for (int r = 0; r < rows; r++) total[r] = V(sum)(sum[r]);
 }
 
-/* alpha receives the factor that older sums take. A block that adds nothing to a row gives alpha = 1 and adds 0: it
- * changes no bit. */
+/* alpha receives the factor by which a new row maximum rescales older sums, exp2((old - new) * exponent). A block that
+ * adds nothing to a row gives alpha = 1 and adds 0: it changes no bit. */
 INLINE void T(softmax_group)(const int pairs, const Params *p, Task *t, ix r0, ix n, ix block) {
     const VEC c = V(set1)((REAL)p->exponent);
     REAL *s = P_(s), *row_max = P_(row_max) + r0, *alpha = P_(alpha), *peaks = P_(peaks), shift[IN_PLACE_ROWS];
@@ -34,8 +34,8 @@ INLINE void T(softmax_group)(const int pairs, const Params *p, Task *t, ix r0, i
     for (ix r = 0; r < n; r += LANES) V(store)(alpha + r, V(exp2)(V(load)(alpha + r) * c));
     for (ix r = 0, m; r < n; r += m) {
         m = least(GROUP_ROWS, n - r);
-#define ROWS(rows) \
-    T(powers)(pairs, rows, s + r * p->width, t->pairs + r * p->width, p->width, t->from, t->to, shift + r, c, total + r)
+#define ROWS(rows) T(exp2_rows)(pairs, rows, s + r * p->width, t->pairs + r * p->width, p->width, t->from, t->to, \
+                                shift + r, c, total + r)
         ROW_CASES(m, ROWS)
 #undef ROWS
     }

@@ -31,7 +31,7 @@ INLINE void T(scores_rows)(const int pairs, const int rows, const Params *p, con
     const REAL *q[GROUP_ROWS];
     VEC peak[GROUP_ROWS];
     ix from = 0, depth, depths = pairs ? ceil_div(p->head_dim, 2) : p->head_dim;
-    unsigned every = (1u << LANES) - 1, tail = every >> (t->to - t->columns);
+    unsigned every = (1u << LANES) - 1, tail = every >> (t->to - t->column_stop);
     do {
         depth = least(depths - from, pairs ? CHAIN / 2 : CHAIN);
         UNROLL for (int r = 0; r < rows; r++) q[r] = q_rows[r] + from, peak[r] = V(set1)(-INFINITY);

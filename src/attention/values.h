@@ -19,7 +19,7 @@ INLINE void T(values_tile)(const int pairs, const int rows, const int vectors, c
 INLINE void T(values_rows)(const int pairs, const int rows, const Params *p, const Task *t, const REAL *const *w,
                            REAL *o, const REAL *values, ix keys_in_block) {
     ix chunks = T(chunks)(p), first = pairs ? t->column / 2 : t->column,
-        steps = (pairs ? ceil_div(t->columns, 2) : t->columns) - first;
+        steps = (pairs ? ceil_div(t->column_stop, 2) : t->column_stop) - first;
     ix steps_in_block = pairs ? ceil_div(keys_in_block, 2) : keys_in_block;
     const REAL *w_rows[GROUP_ROWS];
     UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w[r] + first;

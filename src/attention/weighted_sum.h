@@ -18,7 +18,7 @@ STEP void T(weighted_sum)(const Params *p, Task *t, ix r0, ix n, ix block, Packe
     const Array *a = &p->weights;
     const REAL *w[GROUP_ROWS];
     ix first = block * p->block_k, stop = least(p->block_k, p->kv_len - first), n_nonfinite = *kv.n_nonfinite;
-    t->choose = n_nonfinite != 0;
+    t->uses_allow = n_nonfinite != 0;
     for (ix r = 0; r < n; r++) {
         REAL *copy = P_(s) + r * p->width;
         const char *src = row_address(t, a, t->weights, r0 + r) + first * a->col;
@@ -30,13 +30,13 @@ STEP void T(weighted_sum)(const Params *p, Task *t, ix r0, ix n, ix block, Packe
         for (ix k = 0; k < n_nonfinite; k++) t->allow[r * p->width + kv.nonfinite[k]] = copy[kv.nonfinite[k]] != 0;
     }
     t->column = 0;
-    t->columns = stop;
+    t->column_stop = stop;
     T(add_nonfinite)(p, t, r0, 0, n, block, kv.nonfinite, n_nonfinite, 0, p->value_dim);
     for (ix r = 0; r < n; r++)
         for (ix k = 0; k < n_nonfinite; k++) P_(s)[r * p->width + kv.nonfinite[k]] = 0;
-    for (; t->column < stop; t->column = t->columns) {
-        t->columns = least(t->column + T(WEIGHTED_KEYS), stop);
-        if (t->columns < stop) T(prefetch_weights)(p, t, r0, first + t->columns);
+    for (; t->column < stop; t->column = t->column_stop) {
+        t->column_stop = least(t->column + T(WEIGHTED_KEYS), stop);
+        if (t->column_stop < stop) T(prefetch_weights)(p, t, r0, first + t->column_stop);
         else T(prefetch_weights)(p, t, r0 + n, first);
         T(add_real_values)(p, t, r0, n, block, w, kv.values);
     }

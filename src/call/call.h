@@ -21,7 +21,7 @@ typedef struct {
     char *scratch;                       /* p.scratch_bytes for each thread */
     char *packed;                        /* a round's keys and values, if shared */
     char *states;                        /* a round's states of few rows, if their keys are split */
-    double *row_norms;                   /* row maxima and sums for the second pass of the weights */
+    double *row_norms;                   /* row maxima and inverse sums for the second pass of the weights */
     double *bins;                        /* a round's parts of maps */
     ix first_head, heads;                /* kv heads of this round */
     ix first_split, round_splits;

@@ -33,7 +33,9 @@ typedef struct {
     Array q_starts, k_starts;    /* packed sequences: where they start; rows past a q_length belong to others */
     Array key_scale, value_scale;    /* float factors of int8 rows, contiguous; not given for other dtypes */
     Batch batch;
-    ix batches, q_heads, kv_heads, group, q_len, kv_len, head_dim, value_dim;
+    ix batches, q_heads, kv_heads;
+    ix group;                    /* query heads of a kv head */
+    ix q_len, kv_len, head_dim, value_dim;
     int mode;                    /* enum Mode */
     int type;                    /* F32 or F64: accumulation */
     int pairs;                   /* products are of pairs of bfloat16 */
@@ -48,8 +50,8 @@ typedef struct {
 
     ix rows;                     /* q_len * group: query rows of one kv head, position-major */
     int path;                    /* enum Path, as chosen */
-    int unfused;                 /* enum Path: `path`, or the one that FUSED falls back to */
-    ix group_rows;               /* rows that take each step together */
+    int unfused;                 /* enum Path of the steps: `path`, or the one that FUSED falls back to */
+    ix group_rows;               /* rows of one group, which take each step together */
     ix block_q, block_k, q_blocks, k_blocks;
     ix split_k, splits;          /* blocks of keys per split; 1 split unless the rows are few */
     int shared;                  /* packed keys and values: 1 once per kv head for all tasks, 0 by each task */

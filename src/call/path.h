@@ -28,8 +28,8 @@ static inline int for_statistics(const Params *p) {
     return p->row_request.any || p->key_request.norm || p->key_request.given;
 }
 
-/* A path that serves every call of these rows: packing a key pays off when more than 16 rows use it; strips need rows
- * in more than half of their lanes. */
+/* The path that this number of query rows of a kv head takes, unless it is fused: packing a key pays off when more than
+ * 16 rows use it; strips need rows in more than half of their lanes. */
 static inline enum Path path_of_rows(const Params *p, const Format *f) {
     if (p->rows > IN_PLACE_ROWS || p->mode == WEIGHTED_SUM || p->mode == BACKWARD || for_statistics(p)) return PACKED;
     return p->rows > GROUP_ROWS && 2 * p->rows > f->lanes && p->head_dim > 0 ? STRIPS : IN_PLACE;
@@ -62,9 +62,9 @@ static inline int is_small_and_plain(const Params *p, const Format *f, enum Path
         && !p->lse.data && !p->weights.data && !p->scores.data && !p->row_request.any;
 }
 
-/* The path of a call. It follows from rows, depths, dtype and options alone, never from threads or strides: each path
- * sums in an order of its own, and a row keeps its bits (rule 21 of the semantics). `unfused` is the path that FUSED
- * falls back to when a value is not finite, and the path itself otherwise. */
+/* The path of a call. Each path sums in an order of its own, and equal rows are to get equal bits, so it follows from
+ * rows, depths, dtype and options alone, never from threads or strides. `unfused` receives the path that FUSED falls
+ * back to when a value is not finite, and the path itself otherwise. */
 static inline enum Path choose_path(const Params *p, const Format *f, int *unfused) {
     *unfused = path_of_rows(p, f);
     return fills_strips(p, f, *unfused) && is_small_and_plain(p, f, *unfused) ? FUSED : *unfused;

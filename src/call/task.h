@@ -68,10 +68,10 @@ typedef struct {
     Packed packed;                       /* where this task packs, if it packs for itself */
     int uses_nonfinite;                  /* nonfinite_o holds something */
 
-    /* the part of the block that the group sees: exact columns [column, columns), computed [from, to) in vectors */
-    ix column, columns, from, to;
+    /* the part of the block that the group sees: columns [column, column_stop), computed in whole vectors [from, to) */
+    ix column, column_stop, from, to;
     ix first_key;                        /* of the block */
-    int choose;                          /* `allow` holds the visibility of this part */
+    int uses_allow;                      /* `allow` says which keys of this part a row sees */
 
     StatScratch stats;
 } Task;

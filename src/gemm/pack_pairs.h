@@ -31,7 +31,7 @@ static void pack_keys_pairs(const Params *p, const char *key, ix first, ix n, fl
     }
 }
 
-/* Whether a value must leave the product: not finite, or so large that sums of it overflow, or subnormal. */
+/* Whether a value is excluded from the product: not finite, or so large that sums of it overflow, or subnormal. */
 INLINE vfi not_in_product(vf x) {
     vf magnitude = (vf)((vfi)x & INT32_MAX);
     return ~(magnitude < vf_set1(0x1p95f)) | (((vfi)magnitude < 0x00800000) & ((vfi)magnitude != 0));

@@ -121,8 +121,8 @@ INLINE void stream_end(void) { _mm_sfence(); }
 INLINE void stream_end(void) {}
 #endif
 
-/* The floating-point state of a thread: round to nearest, subnumbers kept, nothing trapped, and given back as it was,
- * flags included (pool threads may hold a stale one, and a caller may have set flush-to-zero). */
+/* fp_enter() selects round-to-nearest, keeps subnormals and masks exceptions; fp_leave() restores the state, flags
+ * included (pool threads may hold a stale one, and a caller may have set flush-to-zero). */
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 typedef unsigned fp_state;
