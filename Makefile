@@ -96,9 +96,14 @@ wheel: $(VENV)/with-wheel  ## an sdist and, from it, one wheel for every Python 
 	$(VENV)/bin/validate-pyproject pyproject.toml
 	@ls -l dist
 
-lint: $(VENV)/with-lint  ## ruff over the repository, mypy over the package, and stubtest: whether types and modules agree
+lint: $(VENV)/with-lint  ## style of Python, Cython and C, spelling, types, and whether stubs and modules agree
 	$(SAY) "ruff: style of all Python files"
 	$(PY) -m ruff check
+	$(SAY) "cython-lint, line lengths, codespell: style of the kernels, spelling"
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint src
+	@! LC_ALL=C.UTF-8 grep -rnE '^.{121,}' src tests attnc --include=*.[ch] --include=*.css --include=*.js \
+	    || { echo "lines over 120 columns" >&2; exit 1; }
+	$(VENV)/bin/codespell
 	$(SAY) "mypy: types of the package"
 	$(PY) -m mypy
 	$(SAY) "stubtest: whether stubs and modules agree"
@@ -147,6 +152,5 @@ $(VENV)/with-chromium: $(INSTALLED)
 # environment is as old as its Python, and --group came with 25.1.
 $(VENV)/with-%: $(INSTALLED)
 	$(SAY) "packages for '$*' into $(VENV) (minutes)"
-	$(PIP) install 'pip>=25.1'
-	$(PIP) install --group '$*'
+	$(PIP) install 'pip>=25.1' && $(PIP) install --group '$*'
 	@touch $@

@@ -247,7 +247,8 @@ function showRow(row) {
   const listedFirst = best.some(({key}) => key === 0) ? onFirst : 0;
   const others = Math.max(shown - listedFirst, 0);
   const empty = !best.length && !bad, rest = empty ? 0 : Math.max(1 - onNone - onFirst - others, 0);
-  const parts = [["none", "no key (sink)", onNone], ["first", named ? `first key, ${keyName(0)}:` : "first key", onFirst],
+  const parts = [["none", "no key (sink)", onNone],
+                 ["first", named ? `first key, ${keyName(0)}:` : "first key", onFirst],
                  ["top", "other keys below", others], ["rest", "all the rest", rest]];
   const kept = bad || empty && !onNone ? [] : parts.filter(([kind, , share]) => share >= 5e-4 || kind === "first");
   $("share").replaceChildren(...kept.map(([kind, , share]) => {

@@ -53,18 +53,6 @@ def test_the_table_of_options_has_every_option():
     assert sorted(named) == sorted(options)
 
 
-def test_the_map_names_every_file_of_the_package_and_its_sources():
-    """By name and as often as there are files of that name."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    [found] = re.findall(r"^## Map$.*?^### Around them$", text, re.MULTILINE | re.DOTALL)
-    cells = [row.split("|")[1] for row in found.splitlines() if row.startswith("| `")]
-    lines = [line for line in found.splitlines() if line.startswith("`attnc/")]
-    named = [Path(name).name for part in cells + lines for name in re.findall(r"`([\w/]+\.(?:pyx|pxi|py|h))`", part)]
-    there = [path.name for folder in ("attnc", "src") for kind in ("py", "pyx", "pxi", "h")
-             for path in (ROOT / folder).rglob(f"*.{kind}")]
-    assert sorted(named) == sorted(there)
-
-
 def test_the_files_that_it_links_exist():
     links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXT) if "://" not in link]
     assert len(links) >= 5

@@ -1,4 +1,4 @@
-/* fuzz_blocks.c: libFuzzer's target for src/call/visibility.h: what a row sees by position, against wide integers; `make fuzz`. */
+/* fuzz_blocks.c: libFuzzer's target (`make fuzz`) for src/call/visibility.h: what a row sees, against wide integers. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,13 +11,16 @@ typedef __int128 wide;
 
 /* The next number: short ones, those at the ends of the integers, or any. */
 static ix number(const uint8_t **data, size_t *size) {
-    static const ix ends[] = {0, 1, -1, PTRDIFF_MAX, PTRDIFF_MIN, (ix)1 << 62, -((ix)1 << 62), (ix)1 << 53, (ix)1 << 31};
+    static const ix ends[] = {0, 1, -1, PTRDIFF_MAX, PTRDIFF_MIN, (ix)1 << 62, -((ix)1 << 62),
+                              (ix)1 << 53, (ix)1 << 31};
     uint64_t x = 0;
     if (*size < 9) return 0;
     memcpy(&x, *data + 1, 8);
     int kind = **data % 4;
     *data += 9, *size -= 9;
-    return kind == 0 ? (ix)x : kind == 1 ? ends[x % 9] + (ix)(x >> 60) % 2 * (ends[x % 9] < 0 ? 1 : -1) : (ix)(x % 200) - 50;
+    if (kind == 0) return (ix)x;
+    if (kind == 1) return ends[x % 9] + (ix)(x >> 60) % 2 * (ends[x % 9] < 0 ? 1 : -1);
+    return (ix)(x % 200) - 50;
 }
 
 static ix within(ix x, ix most) { return (ix)((uint64_t)x % ((uint64_t)most + 1)); }
