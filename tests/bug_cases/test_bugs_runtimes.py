@@ -88,7 +88,7 @@ def test_b47_decoding_one_head_uses_all_threads(isa):
         same_bits(attnc.attention(query, key, value, num_threads=threads), wanted)
     with plans() as taken:
         attnc.attention(query, key, value, num_threads=8)
-    assert taken[-1].threads == 8 and taken[-1]["splits"] >= 16
+    assert taken[-1].threads == 8 and taken[-1].splits >= 16
     check(attnc, *(x[..., :5000, :] for x in (query, key, value)))
 
 

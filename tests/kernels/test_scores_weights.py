@@ -104,7 +104,7 @@ def test_kept_and_recomputed_weights(isa, q_len, kv_len, keeps, dtype, seed):
         assert_within(got.weights, exact.weights, honest.weights, name="weights")
         assert_within(got.output, exact.output, honest.output, scale=largest(value), name="output")
         if q_len == 70:
-            assert taken[0]["keep"] == keeps
+            assert taken[0].kept_scores == keeps
 
 
 WANTS = [names for n in range(4) for names in combinations(WANT, n)] + [("scores", "lse"), ("weights", "weights")]
