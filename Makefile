@@ -11,6 +11,8 @@ SOURCES := setup.py pyproject.toml $(shell find src -type f)
 RESULT := benchmarks/results/readme.json
 # Before what is silent for long.
 SAY := @printf '\n== %s\n'
+# As many processes of tests as there are processors; a process that is done takes half of another's rest.
+PROCESSES := -n auto --dist worksteal
 # These variables force OpenBLAS to an older kernel, which would flatter attnc against NumPy.
 FAIR := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 
@@ -27,10 +29,10 @@ run: $(INSTALLED)  ## the main job: the chain on a real sentence, parity and spe
 	$(PY) -m attnc bench --quick
 
 test: $(VENV)/with-test  ## the whole suite, in minutes
-	$(PY) -m pytest -m "not more and not peers"
+	$(PY) -m pytest $(PROCESSES) -m "not more and not peers"
 
 test-peers: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm $(VENV)/with-chromium  ## the tests with torch, transformers, SciPy, ONNX, Chromium
-	$(PY) -m pytest -m peers
+	$(PY) -m pytest $(PROCESSES) -m peers
 
 test-more: $(VENV)/with-test $(VENV)/with-more  ## all that takes long: every float32, builds, long fuzz, sanitizers, emulated processors
 	$(PY) -m pytest -m more

@@ -1,6 +1,7 @@
 """Hold a fast function against its twin by the derived tolerance, on made inputs; and see which path a call takes."""
 
 import contextlib
+import itertools
 import threading
 from types import SimpleNamespace
 
@@ -21,6 +22,18 @@ ORDERS, FEW_ROWS = 4, 256       # a twin of fewer rows adds its terms in so many
 PATHS = {"few": (6, 3, 3, 70, 20, 20), "split": (4, 2, 3, 2100, 9, 5), "strips": (4, 2, 7, 150, 32, 64),
          "shared": (4, 2, 36, 530, 8, 12)}
 PATH_OF = {"few": "in_place", "split": "in_place", "strips": "strips", "shared": "packed"}
+
+
+def dtypes_in_turn(*axes):
+    """Each combination of the axes with two of the dtypes, in turn: every value meets all four.
+
+    A dtype has a load and a store of its own; beside these there are two types to compute in. So the parity of a
+    combination chooses float32 and float64, or the two of 16 bits.
+    """
+    pairs = ("float32", "float64"), ("float16", "bfloat16")
+    return [(*(value for _, value in places), dtype)
+            for places in itertools.product(*map(enumerate, axes))
+            for dtype in pairs[sum(place for place, _ in places) % 2]]
 
 
 @contextlib.contextmanager

@@ -42,6 +42,11 @@ def pytest_collection_modifyitems(config, items):
         case = item.nodeid.replace(f"[{isa}-", "[").replace(f"[{isa}]", "")
         order[item] = order.setdefault(case, len(order))
         alike.setdefault((item.nodeid.partition("[")[0], isa), []).append(item)
+    if "avx512bf16" in _isa.available():        # the code of avx512 is the same, but for dot products of bfloat16
+        for (_, isa), cases in alike.items():
+            for item in cases[1:] if isa == "avx512" else []:
+                if "bfloat16" not in item.nodeid:
+                    item.add_marker("more")
     items.sort(key=order.get)
     if count := config.getoption("cases"):
         some = {case for (name, _), cases in alike.items()      # the same cases on every set

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from checking import DTYPES, PATHS, assert_same_bits, inputs
+from checking import DTYPES, PATHS, assert_same_bits, dtypes_in_turn, inputs
 
 import attnc
 from attnc import reference
@@ -36,10 +36,8 @@ STRIDES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("strides", STRIDES)
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+@pytest.mark.parametrize("strides, path, dtype", dtypes_in_turn(STRIDES, PATHS))
 def test_attention(isa, strides, path, layout, dtype, seed):
     arrays = inputs(np.random.default_rng(seed), (2,), *PATHS[path], dtype=dtype)
     if layout == "bnhd":
@@ -53,9 +51,7 @@ def test_attention(isa, strides, path, layout, dtype, seed):
     assert untouched(buffer, out)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("strides", STRIDES)
+@pytest.mark.parametrize("strides, path, dtype", dtypes_in_turn(STRIDES, PATHS))
 def test_scores_and_weights(isa, strides, path, dtype, seed):
     query, key, _ = inputs(np.random.default_rng(seed), (2,), *PATHS[path], dtype=dtype)
     options = dict(causal=True, kv_lengths=[0, key.shape[-2]])

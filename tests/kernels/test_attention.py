@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from checking import DTYPES, PATHS, check_attention, inputs, normal
+from checking import DTYPES, PATHS, check_attention, dtypes_in_turn, inputs, normal
 from slow import NAMES, some_option
 
 import attnc
@@ -56,9 +56,7 @@ def test_shapes(isa, shape, causal, dtype, seed):
     check_attention(*arrays, causal=causal)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, path, dtype", dtypes_in_turn(NAMES, PATHS))
 def test_each_option(isa, name, path, dtype, seed):
     random = np.random.default_rng([seed, len(name), len(path)])
     q_heads, _, q_len, kv_len, *_ = PATHS[path]
@@ -77,10 +75,7 @@ def test_pairs_of_options(isa, names, seed):
     check_attention(*inputs(random, (2,), *PATHS[path]), **options)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
-@pytest.mark.parametrize("chance", [0.3, 0.7])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("layout, chance, path, dtype", dtypes_in_turn(["bhnd", "bnhd"], [0.3, 0.7], PATHS))
 def test_many_options(isa, path, chance, layout, dtype, seed):
     random = np.random.default_rng([seed, int(10 * chance)])
     q_heads, _, q_len, kv_len, *_ = PATHS[path]

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from checking import DTYPES, PATHS, WANT, assert_same_bits, check_scores, inputs, largest, plans
+from checking import DTYPES, PATHS, WANT, assert_same_bits, check_scores, expected, inputs, largest, plans
 from slow import NAMES, some_option
 
 import attnc
@@ -90,17 +90,17 @@ def test_kept_and_recomputed_weights(isa, q_len, kv_len, keeps, dtype, seed):
     random = np.random.default_rng(seed)
     query, key, value = inputs(random, (), 2, 1, q_len, kv_len, 8, 4, dtype=dtype)
     for options in ({}, {"causal": True, "sinks": [0.3, 1.0], "bias": random.standard_normal(kv_len)}):
-        honest = reference.attention(query, key, value, want="weights", **options)
+        honest = expected(reference.attention, query, key, value, want="weights", **options)
         wide = [x.astype(np.float64) for x in (query, key, value)]
         if dtype == "float64":
-            exact = exact_attention(query[:, -1:], key, value, **options).weights
+            exact = expected(exact_attention, query[:, -1:], key, value, **options).weights
             got = attnc.attention(query, key, value, want="weights", **options).weights
             assert_within(got[:, -1:], exact, honest.weights[:, -1:], name="weights")
             assert_within(got, honest.weights, honest.weights, scale=64.0, name="weights")
             continue
         with plans() as taken:
             got = attnc.attention(query, key, value, want="weights", **options)
-        exact = reference.attention(*wide, want="weights", **options)
+        exact = expected(reference.attention, *wide, want="weights", **options)
         assert_within(got.weights, exact.weights, honest.weights, name="weights")
         assert_within(got.output, exact.output, honest.output, scale=largest(value), name="output")
         if q_len == 70:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from checking import DTYPES, dtype_of, largest, normal
+from checking import DTYPES, dtype_of, dtypes_in_turn, largest, normal
 
 import attnc
 from attnc import reference
@@ -32,9 +32,8 @@ def exactly(function, x, axis, where):
         return np.where(keep, x - top - np.log(total), -np.inf)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 100, 1000, 4095, 4096, 4097, 9000])
+@pytest.mark.parametrize("function, n, dtype", dtypes_in_turn(
+    FUNCTIONS, [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 100, 1000, 4095, 4096, 4097, 9000]))
 def test_lengths(isa, function, dtype, n, seed):
     random = np.random.default_rng([seed, n])
     x = normal(random, (3, n), dtype) * dtype_of(dtype).type(4)
@@ -123,7 +122,7 @@ def test_logarithms(isa):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [1, 3, 16, 63, 257, 300, 17000])
+@pytest.mark.parametrize("n", [1, 3, 16, 257, 17000])
 def test_columns_have_the_bits_of_rows(isa, dtype, n, seed):
     """Rows whose elements lie apart are worked on side by side: whole strips, the rest of one, and a few."""
     random = np.random.default_rng([seed, n])
