@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import pickle
 import threading
 
 import pytest
@@ -363,6 +364,15 @@ def test_what_was_taken_within_goes_to_torch_afterwards(calls):
     assert len(calls) == 1
     torch.testing.assert_close(kept(X, X, X), TORCHS(X, X, X))
     assert len(calls) == 1
+
+
+def test_what_was_taken_within_is_pickled_by_torchs_name():
+    theirs = functional.scaled_dot_product_attention
+    with adapter.patch():
+        ours = functional.scaled_dot_product_attention
+        dumped = pickle.dumps(ours)
+        assert pickle.loads(dumped) is ours and ours is not theirs
+    assert pickle.loads(dumped) is theirs
 
 
 def test_what_another_library_has_put_there_stays(calls):

@@ -264,6 +264,9 @@ def _stand_in(state):
         return _route(state, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
     scaled_dot_product_attention.__doc__ = state.theirs.__doc__
+    # Pickled by torch's name, as what it stands for: a copy is whatever that name is where it is read.
+    scaled_dot_product_attention.__module__ = functional.__name__
+    scaled_dot_product_attention.__qualname__ = scaled_dot_product_attention.__name__
     return scaled_dot_product_attention
 
 
