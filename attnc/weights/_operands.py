@@ -48,7 +48,8 @@ def own_views(a) -> None:
 def _samples(x: np.ndarray) -> tuple:
     """An array and an index of it: all elements of a small one; of a large one `SAMPLES`, among which is each index of
     each axis that is no longer than that."""
-    x = x[tuple([slice(1) if stride == 0 else slice(None, None, -1 if stride < 0 else 1) for stride in x.strides])]
+    # The ellipsis keeps an array of no axes an array: without it there would be a copy of its number.
+    x = x[(..., *[slice(1) if stride == 0 else slice(None, None, -1 if stride < 0 else 1) for stride in x.strides])]
     if x.size <= SAMPLES:
         return x, ...
     places = _places(x.shape)

@@ -104,6 +104,19 @@ def test_every_operand_is_watched(isa, name):
         head.max()
 
 
+@pytest.mark.parametrize("name, first, other", [
+    ("q_lengths", 9, 8), ("kv_lengths", 12, 11), ("mask", True, False), ("bias", np.float32(0), np.nan),
+    ("sinks", np.float32(1), 0.5), ("alibi_slopes", np.float32(1), 0.5)])
+def test_an_array_without_axes_is_watched(isa, name, first, other):
+    query, key, _ = inputs(np.random.default_rng(0), **SIZES)
+    array = np.array(first)
+    W = attnc.AttentionWeights(query[0, 0], key[0, 0], **{name: array})
+    W.max()
+    array[...] = other
+    with pytest.raises(RuntimeError, match=f"^{name} changed since the first answer"):
+        W.dense()
+
+
 def test_all_that_changed_is_named(isa):
     query, key, W = made()
     W.max()
