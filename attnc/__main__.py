@@ -16,6 +16,8 @@ from attnc.bench import cases, machine, parity, report, runner
 from attnc.bench.contenders import CONTENDERS
 from attnc.bench.report import chain
 
+ROUNDS, QUICK_ROUNDS = 9, 5
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -44,7 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--cases", metavar="PATTERN", help="only cases whose name holds this, * and ? as in file names")
     bench.add_argument("--peers", metavar="NAMES",
                        help=f"only these of {','.join(list(CONTENDERS)[1:])}; an empty one is none")
-    bench.add_argument("--rounds", metavar="N", type=_positive, default=9, help="rounds per case (default 9)")
+    bench.add_argument("--rounds", metavar="N", type=_positive,
+                       help=f"rounds per case (default {ROUNDS}, with --quick {QUICK_ROUNDS})")
     bench.add_argument("--threads", metavar="N", type=_positive, help="threads for every contender")
     bench.add_argument("--isa", metavar="NAME", help="instruction set to use, as ATTNC_ISA")
     bench.set_defaults(run=_bench)
@@ -184,8 +187,9 @@ def _bench(options) -> int:
         print("Not measured: what is wrong has no speed.")
         return 1
     print(flush=True)
-    with _Progress(runner.steps(chosen, contenders, options.rounds)) as progress:
-        result = runner.run(chosen, contenders=contenders, threads=threads, rounds=options.rounds, progress=progress)
+    rounds = options.rounds or (QUICK_ROUNDS if options.set == "quick" else ROUNDS)
+    with _Progress(runner.steps(chosen, contenders, rounds)) as progress:
+        result = runner.run(chosen, contenders=contenders, threads=threads, rounds=rounds, progress=progress)
     print(report.speed_table(result), "", *report.notes(result), sep="\n")
     if options.json:
         write_text(options.json, json.dumps(result, indent=1) + "\n")

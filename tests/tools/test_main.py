@@ -12,7 +12,7 @@ import pytest
 
 import attnc
 from attnc.__main__ import main
-from attnc.bench import parity, report
+from attnc.bench import parity, report, runner
 
 
 def test_info_as_text_and_as_json(capsys):
@@ -159,6 +159,20 @@ def test_a_file_to_compare_with_that_is_no_result(content, tmp_path, capsys):
     assert main(["bench", "--tiny", "--compare", str(file)]) == 2
     found = capsys.readouterr()
     assert "other.json is no result of bench --json" in found.err and found.out == ""
+
+
+@pytest.mark.parametrize(("arguments", "rounds"), [([], 9), (["--quick"], 5), (["--quick", "--rounds", "2"], 2)])
+def test_a_quick_look_takes_fewer_rounds(arguments, rounds, monkeypatch, capsys):
+    asked = {}
+
+    def run(chosen, **options):
+        asked.update(options)
+        raise runner.Failed("nothing is measured")
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(parity, "check", list)
+    assert main(["bench", *arguments]) == 1 and asked["rounds"] == rounds
+    assert "nothing is measured" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["bench", "--rounds", "0"], ["bench", "--threads", "-1"], ["fly"]])
