@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import _call
-from ._checks import attention_args, check_lse, options_of, weighted_sum_args
+from ._checks import attention_args, check_lse, weighted_sum_args
 from ._checks.arrays import as_array
 from ._checks.attention import BHND, NOTHING
 from .results import AttentionResult
@@ -100,7 +100,7 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
         output = _call.run_fast(query, key, value, causal, out, num_threads)
         if output is not None:
             return output
-    a = attention_args(  # by position: so many keywords would take half a microsecond
+    a = attention_args(  # by position, here and below: options_of or keywords would take a microsecond
         query, key, as_array("value", value), mask, key_mask, bias, causal, window, q_offset, scale, softcap,
         alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, want, out, num_threads)
     return attend(a)
@@ -168,8 +168,9 @@ q_lengths, kv_lengths, layout, num_threads
     >>> attention_scores([[1., 0.]], [[2., 1.], [3., 4.]], stage="raw")
     array([[2., 3.]])
     """
-    a = attention_args(query, key, None, *options_of(locals()), out=out, num_threads=num_threads, stage=stage,
-                       gives="scores")
+    a = attention_args(
+        query, key, None, mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks,
+        q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads, stage, "scores")
     if stage != "masked":
         a.mask = a.key_mask = a.bias = a.alibi_slopes = a.window = a.q_segments = a.k_segments = None
         a.causal = False
@@ -221,7 +222,9 @@ q_lengths, kv_lengths, layout, num_threads
     >>> attention_weights([[1., 0.]], [[1., 0.]], lse=[np.log(4.) + np.sqrt(0.5)])  # one of four such keys
     array([[0.25]])
     """
-    a = attention_args(query, key, None, *options_of(locals()), out=out, num_threads=num_threads, gives="weights")
+    a = attention_args(
+        query, key, None, mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks,
+        q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads, gives="weights")
     given = None if lse is None else check_lse(lse, a)
     weights = np.empty(a.weights_shape, a.dtype) if out is None else out
     if given is None:

@@ -12,7 +12,6 @@ from ._checks import (
     cache_sizes,
     check_attend,
     check_cache_want,
-    options_of,
     reorder_args,
     truncate_args,
 )
@@ -174,8 +173,10 @@ q_lengths, layout, want, out, num_threads
                 key, value = np.broadcast_to(zero, key.shape), np.broadcast_to(zero, value.shape)
             if layout == "bnhd":
                 key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
-            window, kv_lengths = s.window or window, np.minimum(self._lengths, s.capacity)
-            a = attention_args(query, key, value, *options_of(locals()), want=want, out=out, num_threads=num_threads)
+            a = attention_args(  # by position, as attention does
+                query, key, value, mask, key_mask, bias, causal, s.window or window, q_offset, scale, softcap,
+                alibi_slopes, sinks, q_segments, k_segments, q_lengths, np.minimum(self._lengths, s.capacity), layout,
+                want, out, num_threads)
             if s.window is not None:
                 check_cache_want(a, s, self._lengths, self._oldest)
                 self._unroll(a)
