@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, overload
+
 import numpy as np
 
 from . import _call
-from ._checks import attention_args, check_lse, weighted_sum_args
+from ._checks import Args, attention_args, check_lse, weighted_sum_args
 from ._checks.arrays import as_array
 from ._checks.attention import BHND, NOTHING
 from .results import AttentionResult
 
+if TYPE_CHECKING:
+    from ._types import Array, ArrayLike, Layout, Stage, Wanted, Window
+
 STATISTICS = frozenset(("entropy", "max", "argmax"))
 
 
-def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
-              scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
-              q_lengths=None, kv_lengths=None, layout="bhnd", want=(), out=None, num_threads=None,
-              ) -> np.ndarray | AttentionResult:
+@overload
+def attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = ...,
+        key_mask: ArrayLike | None = ..., bias: ArrayLike | None = ..., causal: bool = ...,
+        window: Window | None = ..., q_offset: ArrayLike | None = ..., scale: float | None = ...,
+        softcap: float | None = ..., alibi_slopes: ArrayLike | None = ..., sinks: ArrayLike | None = ...,
+        q_segments: ArrayLike | None = ..., k_segments: ArrayLike | None = ..., q_lengths: ArrayLike | None = ...,
+        kv_lengths: ArrayLike | None = ..., layout: Layout = ..., want: tuple[()] = ..., out: Array | None = ...,
+        num_threads: int | None = ...) -> Array: ...
+
+
+@overload
+def attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = ...,
+        key_mask: ArrayLike | None = ..., bias: ArrayLike | None = ..., causal: bool = ...,
+        window: Window | None = ..., q_offset: ArrayLike | None = ..., scale: float | None = ...,
+        softcap: float | None = ..., alibi_slopes: ArrayLike | None = ..., sinks: ArrayLike | None = ...,
+        q_segments: ArrayLike | None = ..., k_segments: ArrayLike | None = ..., q_lengths: ArrayLike | None = ...,
+        kv_lengths: ArrayLike | None = ..., layout: Layout = ..., want: Wanted, out: Array | None = ...,
+        num_threads: int | None = ...) -> AttentionResult: ...
+
+
+def attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
+        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, causal: bool = False,
+        window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
+        out: Array | None = None, num_threads: int | None = None) -> Array | AttentionResult:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, row by row, without the matrix of weights.
 
     Row ``i`` stands at position ``i + q_offset``, key ``j`` at ``j``. With ``causal=True`` a row sees the keys up to
@@ -95,8 +126,8 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
     >>> result.output
     array([[2.5, 5. ]], dtype=float32)
     """
-    if (mask is key_mask is bias is window is q_offset is scale is softcap is alibi_slopes is sinks is q_segments
-            is k_segments is q_lengths is kv_lengths is None and layout is BHND and want is NOTHING):
+    if (mask is key_mask is bias is q_offset is scale is softcap is alibi_slopes is sinks is q_segments
+            is k_segments is q_lengths is kv_lengths is None and window is None and layout is BHND and want is NOTHING):
         output = _call.run_fast(query, key, value, causal, out, num_threads)
         if output is not None:
             return output
@@ -106,37 +137,41 @@ def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=
     return attend(a)
 
 
-def attend(a, **scales: np.ndarray) -> np.ndarray | AttentionResult:
+def attend(a: Args, **scales: np.ndarray | None) -> Array | AttentionResult:
     """`attention` of checked arguments; `scales` are key_scale and value_scale, of the rows of an int8 cache."""
     output = np.empty(a.out_shape, a.dtype) if a.out is None else a.out
     view = output[None] if a.two_d else output.swapaxes(-2, -3) if a.layout == "bnhd" else output
     if not a.want:
-        _call.run("attend", a, value=a.value, out=view, **scales)
+        _call.run("attend", a, None, None, value=a.value, out=view, **scales)
         return output
     wanted = {name: _result(name, a) for name in a.want}
     if "scores" in wanted:
         _call.run("scores", a, scores=wanted["scores"], key_scale=scales.get("key_scale"))
     results = dict(value=a.value, out=view, lse=wanted.get("lse"), weights=wanted.get("weights"), **scales)
     if STATISTICS.isdisjoint(wanted):
-        _call.run("attend", a, **results)
+        _call.run("attend", a, None, None, **results)
     else:
         top = np.empty((*a.lse_shape, 1), a.acc) if "argmax" in wanted else None
         request = _call.RowRequest(entropy=wanted.get("entropy"), max=wanted.get("max"), top=top,
                                    top_keys=wanted.get("argmax"), k=int("argmax" in wanted))
-        _call.run("attend", a, request, **results)
+        _call.run("attend", a, request, None, **results)
     return AttentionResult(output, **wanted)
 
 
-def _result(name: str, a) -> np.ndarray:
+def _result(name: str, a: Args) -> np.ndarray:
     """Room for what `want` names."""
     dtype = a.dtype if name == "weights" else np.int64 if name == "argmax" else a.acc
     return np.empty(a.weights_shape if name in ("weights", "scores") else a.lse_shape, dtype)
 
 
-def attention_scores(query, key, *, stage="masked", mask=None, key_mask=None, bias=None, causal=False, window=None,
-                     q_offset=None, scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None,
-                     k_segments=None, q_lengths=None, kv_lengths=None, layout="bhnd", out=None, num_threads=None,
-                     ) -> np.ndarray:
+def attention_scores(
+        query: ArrayLike, key: ArrayLike, *, stage: Stage = "masked",
+        mask: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+        out: Array | None = None, num_threads: int | None = None) -> Array:
     """Scores of every query with every key: how well they match, before the softmax.
 
     Parameters
@@ -182,10 +217,14 @@ q_lengths, kv_lengths, layout, num_threads
     return scores
 
 
-def attention_weights(query, key, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
-                      scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
-                      q_lengths=None, kv_lengths=None, layout="bhnd", lse=None, out=None, num_threads=None,
-                      ) -> np.ndarray:
+def attention_weights(
+        query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
+        bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
+        layout: Layout = "bhnd", lse: ArrayLike | None = None, out: Array | None = None, num_threads: int | None = None
+) -> Array:
     """The weights of `attention` for every row and key: each key's share of the row.
 
     Parameters
@@ -234,7 +273,8 @@ q_lengths, kv_lengths, layout, num_threads
     return weights
 
 
-def weighted_sum(weights, value, *, out=None, num_threads=None) -> np.ndarray:
+def weighted_sum(
+        weights: ArrayLike, value: ArrayLike, *, out: Array | None = None, num_threads: int | None = None) -> Array:
     """``weights @ value`` over grouped heads: each output row is the sum of the values times the row's weights.
 
     Parameters

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import _call
-from ._checks import Args, BackwardArgs, backward_args, options_of, softmax_backward_args
+from ._checks import Args, BackwardArgs, SoftmaxBackwardArgs, backward_args, options_of, softmax_backward_args
 from ._norms import norms
 from .results import AttentionGradients
 
+if TYPE_CHECKING:
+    from ._types import Array, ArrayLike, Axes, Gradient, Layout, Window
 
-def attention_backward(grad_output, query, key, value, output, lse, *, mask=None, key_mask=None, bias=None,
-                       causal=False, window=None, q_offset=None, scale=None, softcap=None, alibi_slopes=None,
-                       sinks=None, q_segments=None, k_segments=None, q_lengths=None, kv_lengths=None, layout="bhnd",
-                       want=("query", "key", "value"), grad_lse=None, num_threads=None) -> AttentionGradients:
+
+def attention_backward(
+        grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
+        *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+        want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None,
+        num_threads: int | None = None) -> AttentionGradients:
     """Gradients of `attention` from its inputs, its output and its lse, without the matrix of weights.
 
     The weights are computed again, block by block, under the lse: memory is linear in the lengths.
@@ -72,27 +81,27 @@ q_lengths, kv_lengths, layout, num_threads
     a = b.args
     delta = np.empty(a.lse_shape, a.acc)
     found = {name: _empty(b, name) for name in b.want if name in ("query", "key", "value")}
-    if "bias" in b.want:
-        found["bias"] = np.zeros(a.bias.shape, np.float64 if _shares_bias(a) else a.acc)
+    if "bias" in b.want and a.bias is not None:
+        found["bias"] = np.zeros(a.bias.shape, np.float64 if _shares_bias(a, a.bias) else a.acc)
     known = norms(b.args, b.lse, b.sinks)
-    _call.run("backward", a, value=a.value, grad_output=b.grad_output, output=b.output, lse=b.lse, grad_lse=b.grad_lse,
-              delta=delta, norm=None if known is None else known.stored,
+    _call.run("backward", a, None, None, value=a.value, grad_output=b.grad_output, output=b.output, lse=b.lse,
+              grad_lse=b.grad_lse, delta=delta, norm=None if known is None else known.stored,
               **{f"d_{name}": gradient for name, gradient in found.items()})
     for name in found.keys() & {"query", "key", "value"}:
         given = getattr(a, name)
         if found[name].shape != given.shape:
             found[name] = _sum_to(found[name], given.shape).astype(given.dtype)
         found[name] = b.as_given(found[name])
-    if "bias" in found:
+    if "bias" in found and a.bias is not None:
         found["bias"] = found["bias"].astype(a.bias.dtype, copy=False)
-    if "sinks" in b.want:
+    if "sinks" in b.want and b.sinks is not None and b.sinks_like is not None:
         with np.errstate(all="ignore"):
             shares = None if known is None else known.shares_of(b.sinks)
-            found["sinks"] = _of_sinks(b, delta, shares).astype(b.sinks_like.dtype)
+            found["sinks"] = _of_sinks(b, b.sinks, delta, shares).reshape(b.sinks_like.shape).astype(b.sinks_like.dtype)
     return AttentionGradients(**{name: found[name] for name in b.want})
 
 
-def _empty(b, name: str) -> np.ndarray:
+def _empty(b: BackwardArgs, name: str) -> np.ndarray:
     """A place for a gradient, (batch..., heads, length, dim): in the accumulation dtype if batch elements share it."""
     a, given = b.args, getattr(b.args, name)
     shape = _full_shape(a, name)
@@ -103,7 +112,7 @@ def _empty(b, name: str) -> np.ndarray:
     return new(shape, dtype)
 
 
-def _of_sinks(b: BackwardArgs, delta: np.ndarray, known: np.ndarray | None) -> np.ndarray:
+def _of_sinks(b: BackwardArgs, sinks: np.ndarray, delta: np.ndarray, known: np.ndarray | None) -> np.ndarray:
     """Gradient of the sinks: the share of each sink times -delta, over all rows; summed in float64 at least.
 
     `known` has the shares of rows that do not depend on the lse, and NaN for the others.
@@ -111,30 +120,32 @@ def _of_sinks(b: BackwardArgs, delta: np.ndarray, known: np.ndarray | None) -> n
     wide = np.result_type(np.float64, delta.dtype)
     rows = math.prod(b.args.batch), b.args.q_heads, b.args.q_len
     lse, delta = (x.reshape(rows).astype(wide) for x in (b.lse, delta))
-    share = np.where(lse == -np.inf, 0, np.exp(b.sinks[:, None] - lse))
+    share = np.where(lse == -np.inf, 0, np.exp(sinks[:, None] - lse))
     if known is not None:
         share = np.where(np.isnan(known.reshape(rows)), share, known.reshape(rows))
-    return -np.where(share == 0, 0, share * delta).sum((0, 2)).reshape(b.sinks_like.shape)
+    gradient: np.ndarray = -np.where(share == 0, 0, share * delta).sum((0, 2))
+    return gradient
 
 
-def _sum_to(x: np.ndarray, shape: tuple) -> np.ndarray:
+def _sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The gradient of an array of `shape` from that of its broadcast: the sum over the axes that were broadcast."""
     missing = x.ndim - len(shape)
     axes = [k for k in range(x.ndim) if k < missing or (shape[k - missing] == 1 and x.shape[k] != 1)]
     return (x.sum(tuple(axes), keepdims=True) if axes else x).reshape(shape)
 
 
-def _full_shape(a: Args, name: str) -> tuple:
+def _full_shape(a: Args, name: str) -> tuple[int, ...]:
     """Shape of the gradient of query, key or value with all batch axes."""
     return *a.batch, *getattr(a, name).shape[-3:]
 
 
-def _shares_bias(a: Args) -> bool:
+def _shares_bias(a: Args, bias: np.ndarray) -> bool:
     """Whether several scores have one element of the bias."""
-    return a.bias.size != math.prod(a.batch) * a.q_heads * a.q_len * a.kv_len
+    return bias.size != math.prod(a.batch) * a.q_heads * a.q_len * a.kv_len
 
 
-def softmax_backward(grad_output, output, axis=-1, *, num_threads=None) -> np.ndarray:
+def softmax_backward(
+        grad_output: ArrayLike, output: ArrayLike, axis: Axes = -1, *, num_threads: int | None = None) -> Array:
     """Gradient of the input of softmax: ``output * (grad_output - sum(grad_output * output))`` along `axis`.
 
     Parameters
@@ -166,7 +177,8 @@ def softmax_backward(grad_output, output, axis=-1, *, num_threads=None) -> np.nd
     return _softmax_backward(softmax_backward_args(grad_output, output, axis, num_threads), False)
 
 
-def log_softmax_backward(grad_output, output, axis=-1, *, num_threads=None) -> np.ndarray:
+def log_softmax_backward(
+        grad_output: ArrayLike, output: ArrayLike, axis: Axes = -1, *, num_threads: int | None = None) -> Array:
     """Gradient of the input of log-softmax: ``grad_output - exp(output) * sum(grad_output)`` along `axis`.
 
     Parameters, dtypes and errors are those of `softmax_backward`; where `output` is -inf, `grad_output` does not count.
@@ -180,7 +192,7 @@ def log_softmax_backward(grad_output, output, axis=-1, *, num_threads=None) -> n
     return _softmax_backward(softmax_backward_args(grad_output, output, axis, num_threads), True)
 
 
-def _softmax_backward(b, logarithm: bool) -> np.ndarray:
+def _softmax_backward(b: SoftmaxBackwardArgs, logarithm: bool) -> np.ndarray:
     gradient = np.empty(b.output.shape, b.dtype)
     _call.run_rows((b.grad_output, gradient, None, b.output), b, logarithm)
     return gradient

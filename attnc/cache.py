@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from ._checks import (
+    Args,
     append_args,
     attention_args,
     cache_sizes,
@@ -19,6 +21,17 @@ from ._checks.arrays import float_array
 from ._lock import WITHIN, Locked
 from .attention import attend
 from .results import AttentionResult
+
+if TYPE_CHECKING:
+    from types import EllipsisType
+    from typing import TypeAlias, TypeVar
+
+    from numpy.typing import NDArray
+
+    from ._types import Array, ArrayLike, DTypeLike, Integers, Layout, Wanted, Window
+
+    _Scalar = TypeVar("_Scalar", bound=np.generic)
+    _Changes: TypeAlias = list[tuple[Array, EllipsisType | tuple[slice | Integers, ...], Array]]
 
 _QUANTIZED = 1 << 20  # entries that become int8 at a time, in milliseconds
 _ALIGNMENT = 64  # a vector that crosses a line of memory is read as two: 10 % of the speed of decoding
@@ -75,18 +88,39 @@ class KVCache(Locked):
     KVCache(batch=1, kv_heads=1, head_dim=2, capacity=8, dtype=float32; 2 tokens)
     """
 
-    def __init__(self, batch, kv_heads, head_dim, value_dim=None, *, capacity, dtype, window=None):
+    def __init__(
+            self, batch: int, kv_heads: int, head_dim: int, value_dim: int | None = None, *, capacity: int,
+            dtype: DTypeLike, window: Window | None = None) -> None:
         super().__init__()
         self._sizes = s = cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window)
         self._allocate()
         self._lengths = np.zeros(s.batch, np.int64)
         self._oldest = np.zeros(s.batch, np.int64)       # the first token whose row no later one has taken
 
-    keys = property(lambda self: _read_only(self._keys), doc="Rows of the keys.")
-    values = property(lambda self: _read_only(self._values), doc="Rows of the values.")
-    key_scales = property(lambda self: _read_only(self._scales[0]), doc="Factors of int8 keys, or None.")
-    value_scales = property(lambda self: _read_only(self._scales[1]), doc="Factors of int8 values, or None.")
-    lengths = property(lambda self: _read_only(self._lengths), doc="Tokens of each batch element.")
+    @property
+    def keys(self) -> Array:
+        """Rows of the keys."""
+        return _read_only(self._keys)
+
+    @property
+    def values(self) -> Array:
+        """Rows of the values."""
+        return _read_only(self._values)
+
+    @property
+    def key_scales(self) -> NDArray[np.float32] | None:
+        """Factors of int8 keys, or None."""
+        return _read_only(self._scales[0]) if self._scales[0] is not None else None
+
+    @property
+    def value_scales(self) -> NDArray[np.float32] | None:
+        """Factors of int8 values, or None."""
+        return _read_only(self._scales[1]) if self._scales[1] is not None else None
+
+    @property
+    def lengths(self) -> Integers:
+        """Tokens of each batch element."""
+        return _read_only(self._lengths)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._sizes.shown(self._lengths)})"
@@ -96,7 +130,9 @@ class KVCache(Locked):
         """Bytes of all rows and scales, used or not."""
         return sum(x.nbytes for x in self._rows())
 
-    def append(self, key, value, *, lengths=None, layout="bhnd") -> None:
+    def append(
+            self, key: ArrayLike, value: ArrayLike, *, lengths: ArrayLike | None = None, layout: Layout = "bhnd"
+    ) -> None:
         """Add tokens behind those that are there.
 
         Parameters
@@ -115,26 +151,49 @@ class KVCache(Locked):
             The cache is then as it was.
         """
         with self._turn():
-            key, value, counts = append_args(key, value, lengths, layout, self._sizes, self._lengths)
+            *given, counts = append_args(key, value, lengths, layout, self._sizes, self._lengths)
             with np.errstate(all="ignore"):
                 stored = [_quantized(x) if self._sizes.dtype == np.int8
-                          else (x.astype(self._sizes.dtype, copy=False), None) for x in (key, value)]
-            lengths = self._lengths + counts
-            oldest = np.maximum(self._oldest, lengths - self._sizes.capacity)
-            changes = [(self._lengths, ..., lengths), (self._oldest, ..., oldest)]
+                          else (x.astype(self._sizes.dtype, copy=False), None) for x in given]
+            ends = self._lengths + counts
+            oldest = np.maximum(self._oldest, ends - self._sizes.capacity)
+            changes: _Changes = [(self._lengths, ..., ends), (self._oldest, ..., oldest)]
             for i, (start, count) in enumerate(zip(self._lengths, counts, strict=True)):
                 places = slice(None), _slots(int(start), int(count), self._sizes.capacity)
                 targets = zip(stored, (self._keys, self._values), self._scales, strict=True)
                 for (rows, scales), target, factors in targets:
                     changes.append((target[i], places, rows[i][:, :count]))
-                    if factors is not None:
+                    if factors is not None and scales is not None:
                         changes.append((factors[i], places, scales[i][:, :count]))
             self._wait_for_readers()
             _make(changes)
 
-    def attend(self, query, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
-               scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
-               q_lengths=None, layout="bhnd", want=(), out=None, num_threads=None) -> np.ndarray | AttentionResult:
+    @overload
+    def attend(
+            self, query: ArrayLike, *, mask: ArrayLike | None = ..., key_mask: ArrayLike | None = ...,
+            bias: ArrayLike | None = ..., causal: bool = ..., window: Window | None = ...,
+            q_offset: ArrayLike | None = ..., scale: float | None = ..., softcap: float | None = ...,
+            alibi_slopes: ArrayLike | None = ..., sinks: ArrayLike | None = ..., q_segments: ArrayLike | None = ...,
+            k_segments: ArrayLike | None = ..., q_lengths: ArrayLike | None = ..., layout: Layout = ...,
+            want: tuple[()] = ..., out: Array | None = ..., num_threads: int | None = ...) -> Array: ...
+
+    @overload
+    def attend(
+            self, query: ArrayLike, *, mask: ArrayLike | None = ..., key_mask: ArrayLike | None = ...,
+            bias: ArrayLike | None = ..., causal: bool = ..., window: Window | None = ...,
+            q_offset: ArrayLike | None = ..., scale: float | None = ..., softcap: float | None = ...,
+            alibi_slopes: ArrayLike | None = ..., sinks: ArrayLike | None = ..., q_segments: ArrayLike | None = ...,
+            k_segments: ArrayLike | None = ..., q_lengths: ArrayLike | None = ..., layout: Layout = ..., want: Wanted,
+            out: Array | None = ..., num_threads: int | None = ...) -> AttentionResult: ...
+
+    def attend(
+            self, query: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
+            bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+            q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+            want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None
+    ) -> Array | AttentionResult:
         """Attention of a query over the tokens that are there; its last row stands at the last token.
 
         Without a window it has the bits of ``attention(query, cache.keys, cache.values, kv_lengths=cache.lengths,
@@ -187,7 +246,7 @@ q_lengths, layout, want, out, num_threads
             reader.release()
             self._readers.pop(reader, None)
 
-    def truncate(self, lengths) -> None:
+    def truncate(self, lengths: ArrayLike) -> None:
         """Drop the last tokens.
 
         Parameters
@@ -205,7 +264,7 @@ q_lengths, layout, want, out, num_threads
             self._wait_for_readers()
             _make([(self._lengths, ..., kept), (self._oldest, ..., np.minimum(self._oldest, kept))])
 
-    def reorder(self, indices) -> None:
+    def reorder(self, indices: ArrayLike) -> None:
         """Make batch element ``i`` what ``indices[i]`` was, as in beam search.
 
         Parameters
@@ -219,16 +278,16 @@ q_lengths, layout, want, out, num_threads
             For a wrong shape or an index that is not there.
         """
         with self._turn():
-            indices = reorder_args(indices, self._sizes)
-            moved = np.flatnonzero(indices != np.arange(self._sizes.batch))
+            chosen = reorder_args(indices, self._sizes)
+            moved = np.flatnonzero(chosen != np.arange(self._sizes.batch))
             used = self._used()
-            changes = [(x, ..., x[indices]) for x in (self._lengths, self._oldest)]
+            changes: _Changes = [(x, ..., x[chosen]) for x in (self._lengths, self._oldest)]
             if moved.size:
-                changes += [(x, (moved, slice(None), slice(used)), x[indices[moved], :, :used]) for x in self._rows()]
+                changes += [(x, (moved, slice(None), slice(used)), x[chosen[moved], :, :used]) for x in self._rows()]
             self._wait_for_readers()
             _make(changes)
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         with self._turn():
             state = super().__getstate__()
             del state["_readers"]
@@ -239,7 +298,7 @@ q_lengths, layout, want, out, num_threads
             state["rows"] = [x[:, :, :self._used()].copy() for x in self._rows()]
         return state
 
-    def __setstate__(self, state: dict) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         rows = state.pop("rows")
         super().__setstate__(state)
         self._allocate()
@@ -271,10 +330,10 @@ q_lengths, layout, want, out, num_threads
                 with reader:
                     pass
 
-    def _unroll(self, a) -> None:
+    def _unroll(self, a: Args) -> None:
         """Where rows have been replaced their order says nothing: what a row sees is said by a mask instead."""
         s = self._sizes
-        if not self._oldest.any():
+        if s.window is None or not self._oldest.any():
             return
         last = self._lengths[:, None] - 1
         token = last - (last - np.arange(s.capacity)) % s.capacity                       # (batch, capacity)
@@ -291,7 +350,7 @@ q_lengths, layout, want, out, num_threads
             a.alibi_slopes = None
 
 
-def _aligned(shape: tuple, dtype: np.dtype) -> np.ndarray:
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Zeros that begin at a line of memory."""
     nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
     memory = np.zeros(nbytes + _ALIGNMENT, np.uint8)
@@ -299,15 +358,13 @@ def _aligned(shape: tuple, dtype: np.dtype) -> np.ndarray:
     return memory[start:start + nbytes].view(dtype).reshape(shape)
 
 
-def _read_only(x: np.ndarray | None) -> np.ndarray | None:
-    if x is None:
-        return None
+def _read_only(x: NDArray[_Scalar]) -> NDArray[_Scalar]:
     view = x.view()
     view.flags.writeable = False
     return view
 
 
-def _make(changes: list[tuple]) -> None:
+def _make(changes: _Changes) -> None:
     """Assign what was prepared, to the end also if an interrupt comes: rows, scales and lengths belong together."""
     try:
         for array, places, new in changes:
@@ -318,7 +375,7 @@ def _make(changes: list[tuple]) -> None:
         raise
 
 
-def _slots(start: int, count: int, capacity: int):
+def _slots(start: int, count: int, capacity: int) -> slice | Integers:
     """Rows of `count` tokens from token `start` on."""
     first = start % capacity
     if first + count <= capacity:

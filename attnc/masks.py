@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ._checks import Args, integer, scalars
 from ._checks.attention import broadcast_batch
 from ._checks.options import integers
 
+if TYPE_CHECKING:
+    from ._types import ArrayLike, Floats, Integers, Mask, Window
+
 __all__ = ["alibi_slopes", "causal_mask", "length_mask", "segment_mask", "window_mask"]
 
 
-def causal_mask(q_len: int, kv_len: int, q_offset: int | np.ndarray | None = None) -> np.ndarray:
+def causal_mask(q_len: int, kv_len: int, q_offset: ArrayLike | None = None) -> Mask:
     """The mask of ``causal=True``: a row sees the keys up to its own position.
 
     Parameters
@@ -42,7 +47,7 @@ def causal_mask(q_len: int, kv_len: int, q_offset: int | np.ndarray | None = Non
     return _causal(*_keys_and_positions(q_len, kv_len, q_offset))
 
 
-def window_mask(q_len: int, kv_len: int, window: tuple, q_offset: int | np.ndarray | None = None) -> np.ndarray:
+def window_mask(q_len: int, kv_len: int, window: Window, q_offset: ArrayLike | None = None) -> Mask:
     """The mask of ``window=(left, right)``: a row sees `left` keys before its position, its own, and `right` after.
 
     Parameters
@@ -77,7 +82,7 @@ def window_mask(q_len: int, kv_len: int, window: tuple, q_offset: int | np.ndarr
     return _in_window(*_keys_and_positions(q_len, kv_len, q_offset), sides)
 
 
-def length_mask(lengths: int | np.ndarray, length: int) -> np.ndarray:
+def length_mask(lengths: ArrayLike, length: int) -> Mask:
     """The mask of valid places in right-padded sequences.
 
     Parameters
@@ -109,7 +114,7 @@ def length_mask(lengths: int | np.ndarray, length: int) -> np.ndarray:
     return np.arange(length) < integers("lengths", lengths)[..., None]
 
 
-def segment_mask(q_segments: np.ndarray, k_segments: np.ndarray) -> np.ndarray:
+def segment_mask(q_segments: ArrayLike, k_segments: ArrayLike) -> Mask:
     """The mask of ``q_segments=, k_segments=``: a row sees the keys of its own segment; a negative id sees nothing.
 
     Parameters
@@ -145,7 +150,7 @@ def segment_mask(q_segments: np.ndarray, k_segments: np.ndarray) -> np.ndarray:
     return mask if max(rows.ndim, keys.ndim) > 1 else mask[0]
 
 
-def alibi_slopes(heads: int) -> np.ndarray:
+def alibi_slopes(heads: int) -> Floats:
     """The slopes of attention with linear biases (Press, Smith, Lewis 2022), for ``alibi_slopes=``.
 
     For a power of two these are ``2**(-8/heads), 2**(-16/heads), ... 2**-8``; for other counts those of the power of
@@ -179,9 +184,9 @@ def alibi_slopes(heads: int) -> np.ndarray:
     return np.concatenate([slopes, between[:heads - below]])
 
 
-def allowed(a: Args) -> np.ndarray:
+def allowed(a: Args) -> Mask:
     """Which key each row may see by all options of `a` together: bool (*batch, q_heads, q_len, kv_len)."""
-    keep = np.ones((*a.batch, a.q_heads, a.q_len, a.kv_len), bool)
+    keep = np.ones((*a.batch, a.q_heads, a.q_len, a.kv_len), np.bool_)
     keep &= within_lengths(a)
     if a.mask is not None:
         keep &= a.mask
@@ -193,12 +198,12 @@ def allowed(a: Args) -> np.ndarray:
         keep &= _causal(np.arange(a.kv_len), positions(a))
     if a.window is not None:
         keep &= _in_window(np.arange(a.kv_len), positions(a), a.window)
-    if a.q_segments is not None:
+    if a.q_segments is not None and a.k_segments is not None:
         keep &= _same_segment(a.q_segments, a.k_segments)
     return keep
 
 
-def within_lengths(a: Args) -> np.ndarray:
+def within_lengths(a: Args) -> Mask:
     """Which places of the scores are not padding: bool, broadcasts to (*batch, q_heads, q_len, kv_len)."""
     rows, keys = np.ones((1, 1), bool), np.ones((1, 1), bool)
     if a.q_lengths is not None:
@@ -208,26 +213,29 @@ def within_lengths(a: Args) -> np.ndarray:
     return rows & keys
 
 
-def rows_within(a: Args) -> np.ndarray:
+def rows_within(a: Args) -> Mask:
     """Which rows are not padding, given `q_lengths`: bool, broadcasts to (*batch, q_heads, q_len)."""
-    return np.arange(a.q_len) < a.q_lengths[..., None, None]
+    return np.arange(a.q_len) < np.asarray(a.q_lengths)[..., None, None]
 
 
-def positions(a: Args) -> np.ndarray:
+def positions(a: Args) -> Integers:
     """The position of each row among the keys: int64, broadcasts to (*batch, q_heads, q_len, 1)."""
-    offset = a.q_offset
-    if offset is None:
+    offset: int | np.ndarray
+    if a.q_offset is not None:
+        offset = a.q_offset
+    else:
         q_lengths = a.q_len if a.q_lengths is None else a.q_lengths
         kv_lengths = a.kv_len if a.kv_lengths is None else a.kv_lengths
         offset = kv_lengths - q_lengths
-    return np.arange(a.q_len)[:, None] + np.asarray(offset)[..., None, None, None]
+    rows: Integers = np.arange(a.q_len)[:, None] + np.asarray(offset)[..., None, None, None]
+    return rows
 
 
-def _keys_and_positions(q_len: int, kv_len: int, q_offset: int | np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def _keys_and_positions(q_len: int, kv_len: int, q_offset: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
     """Positions of keys (kv_len,) and of rows (q_len, 1), or (batch..., 1, q_len, 1) for an array of offsets."""
     q_len = integer("q_len", q_len, 0, scalars.MAX_OFFSET)
     kv_len = integer("kv_len", kv_len, 0, scalars.MAX_OFFSET)
-    offset = kv_len - q_len
+    offset = np.asarray(kv_len - q_len)
     if q_offset is not None:
         offset = integers("q_offset", q_offset, -scalars.MAX_OFFSET, scalars.MAX_OFFSET)
         offset = offset[..., None, None, None] if offset.ndim else offset
@@ -238,7 +246,7 @@ def _causal(keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return keys <= rows
 
 
-def _in_window(keys: np.ndarray, rows: np.ndarray, window: tuple) -> np.ndarray:
+def _in_window(keys: np.ndarray, rows: np.ndarray, window: Window) -> np.ndarray:
     left, right = window
     keep = np.ones(np.broadcast_shapes(keys.shape, rows.shape), bool)
     if left is not None:
@@ -248,6 +256,7 @@ def _in_window(keys: np.ndarray, rows: np.ndarray, window: tuple) -> np.ndarray:
     return keep
 
 
-def _same_segment(q_segments: np.ndarray, k_segments: np.ndarray) -> np.ndarray:
+def _same_segment(q_segments: np.ndarray, k_segments: np.ndarray) -> Mask:
     rows, keys = q_segments[..., None, :, None], k_segments[..., None, None, :]
-    return (rows == keys) & (rows >= 0)
+    same: Mask = (rows == keys) & (rows >= 0)
+    return same

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from . import _call
 from ._checks import SoftmaxArgs, softmax_args
 
+if TYPE_CHECKING:
+    from ._types import Array, ArrayLike, Axes
 
-def softmax(x, axis=-1, *, where=None, out=None, num_threads=None) -> np.ndarray:
+
+def softmax(
+        x: ArrayLike, axis: Axes = -1, *, where: ArrayLike | None = None, out: Array | None = None,
+        num_threads: int | None = None) -> Array:
     """``exp(x) / sum(exp(x))`` along `axis`, with the largest element subtracted first: never an overflow.
 
     Parameters
@@ -43,7 +50,9 @@ def softmax(x, axis=-1, *, where=None, out=None, num_threads=None) -> np.ndarray
     return _run(softmax_args(x, axis, where, out, num_threads), False)
 
 
-def log_softmax(x, axis=-1, *, where=None, out=None, num_threads=None) -> np.ndarray:
+def log_softmax(
+        x: ArrayLike, axis: Axes = -1, *, where: ArrayLike | None = None, out: Array | None = None,
+        num_threads: int | None = None) -> Array:
     """``log(softmax(x))`` along `axis` without loss of small values.
 
     Parameters, dtypes and errors are those of `softmax`; elements at False in `where` give -inf.

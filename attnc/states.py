@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from . import _call
-from ._checks import attention_args, states_args
+from ._checks import Args, attention_args, states_args
 from ._checks.arrays import accumulator, float_array, promoted
 from ._lock import Locked
 from ._norms import norms
 from .results import AttentionResult
 
+if TYPE_CHECKING:
+    from ._types import Array, ArrayLike, Layout, State, Window
 
-def merge_states(states, *, layout="bhnd") -> tuple[np.ndarray, np.ndarray]:
+
+def merge_states(states: list[State] | tuple[State, ...], *, layout: Layout = "bhnd") -> tuple[Array, Array]:
     """Output and lse of attention over all keys, from those of attention over parts of them.
 
     Parameters
@@ -45,8 +48,9 @@ def merge_states(states, *, layout="bhnd") -> tuple[np.ndarray, np.ndarray]:
     (array([[4.]]), array([1.38629436]))
     """
     outputs, lses, acc = states_args(states, layout)
-    output, *sums = _merged([_Part(*state) for state in zip(outputs, lses, strict=True)], acc)
-    return np.ascontiguousarray(output.swapaxes(-2, -3) if layout == "bnhd" else output), _lse(*sums).astype(acc)
+    output, top, total = _merged([_Part(*state) for state in zip(outputs, lses, strict=True)], acc)
+    output = np.ascontiguousarray(output.swapaxes(-2, -3) if layout == "bnhd" else output)
+    return output, _lse(top, total).astype(acc)
 
 
 class _Part(NamedTuple):
@@ -77,7 +81,7 @@ def _merged(parts: list[_Part], acc: np.dtype) -> _Part:
     return _Part(output, top, total)
 
 
-def _sums(a, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
+def _sums(a: Args, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
     """Top and total of each row, apart where the lse is too large to hold both."""
     known = norms(a, lse)
     if known is None:
@@ -127,8 +131,11 @@ class AttentionState(Locked):
     (AttentionState(query=(1, 2); 3 keys), array([[3.]]))
     """
 
-    def __init__(self, query, *, q_offset=None, sinks=None, causal=False, window=None, scale=None, softcap=None,
-                 alibi_slopes=None, layout="bhnd", num_threads=None):
+    def __init__(
+            self, query: ArrayLike, *, q_offset: ArrayLike | None = None, sinks: ArrayLike | None = None,
+            causal: bool = False, window: Window | None = None, scale: float | None = None,
+            softcap: float | None = None, alibi_slopes: ArrayLike | None = None, layout: Layout = "bhnd",
+            num_threads: int | None = None) -> None:
         super().__init__()
         options = dict(sinks=sinks, causal=causal, window=window, scale=scale, softcap=softcap,
                        alibi_slopes=alibi_slopes, layout=layout, num_threads=num_threads)
@@ -156,7 +163,9 @@ class AttentionState(Locked):
         """Keys seen so far."""
         return self._seen.kv_len
 
-    def update(self, key_chunk, value_chunk, *, mask=None, key_mask=None, bias=None) -> None:
+    def update(
+            self, key_chunk: ArrayLike, value_chunk: ArrayLike, *, mask: ArrayLike | None = None,
+            key_mask: ArrayLike | None = None, bias: ArrayLike | None = None) -> None:
         """Take in the next keys and values.
 
         Parameters
@@ -178,14 +187,14 @@ class AttentionState(Locked):
             a = attention_args(self._query, key, value, mask=mask, key_mask=key_mask, bias=bias, q_offset=offset,
                                **self._options)
             sizes = {"batch": a.batch, "kv_heads": a.kv_heads, "value_dim": a.value_dim}
-            if seen.sizes:
+            if seen.sizes is not None:
                 _check_sizes(sizes, seen.sizes)
                 a.sinks = None  # in the lse since the first chunk
             output = np.empty((*a.batch, a.q_heads, a.q_len, a.value_dim), a.dtype)
             lse = np.empty(output.shape[:-1], a.acc)
             _call.run("attend", a, value=a.value, out=output, lse=lse)
             part = _Part(output, *_sums(a, lse))
-            if seen.sizes:
+            if seen.part is not None:
                 part = _merged([seen.part, part], promoted(seen.part.output.dtype, output.dtype))
             dtype = promoted(seen.dtype, a.key.dtype, a.value.dtype)
             self._seen = _Seen(dtype, seen.kv_len + a.kv_len, sizes, part)
@@ -204,10 +213,10 @@ class AttentionState(Locked):
             Before the first chunk, which says how many value columns there are; one of no keys will do.
         """
         seen = self._seen
-        if not seen.sizes:
+        if seen.part is None:
             raise ValueError("no chunk was given; wanted an update before the result, for the shape of the output")
-        output, *sums = seen.part
-        lse = _lse(*sums).astype(accumulator(seen.dtype))
+        output, top, total = seen.part
+        lse = _lse(top, total).astype(accumulator(seen.dtype))
         if self._options["layout"] == "bnhd":
             output = output.swapaxes(-2, -3)
         if self._query.ndim == 2:
@@ -216,7 +225,7 @@ class AttentionState(Locked):
             return AttentionResult(output.astype(seen.dtype, order="C"), lse=lse)
 
 
-def _shown(option) -> str:
+def _shown(option: object) -> str:
     """An option in a repr: an array by its shape."""
     if isinstance(option, np.ndarray):
         return str(option.shape) if option.ndim else str(option)
@@ -228,11 +237,11 @@ class _Seen(NamedTuple):
 
     dtype: np.dtype
     kv_len: int
-    sizes: dict | None = None
+    sizes: dict[str, Any] | None = None
     part: _Part | None = None
 
 
-def _check_sizes(sizes: dict, first: dict) -> None:
+def _check_sizes(sizes: dict[str, Any], first: dict[str, Any]) -> None:
     """Raise unless a chunk fits the first one."""
     for name, size in sizes.items():
         if size != first[name]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -10,10 +11,31 @@ from . import _call, _isa
 from ._checks import VarlenArgs, varlen_args
 from .results import AttentionResult
 
+if TYPE_CHECKING:
+    from ._types import Array, ArrayLike, Lse, Window
 
-def attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, *, causal=False, window=None, scale=None,
-                     softcap=None, alibi_slopes=None, sinks=None, want=(), out=None, num_threads=None,
-                     ) -> np.ndarray | AttentionResult:
+
+@overload
+def attention_varlen(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
+        causal: bool = ..., window: Window | None = ..., scale: float | None = ..., softcap: float | None = ...,
+        alibi_slopes: ArrayLike | None = ..., sinks: ArrayLike | None = ..., want: tuple[()] = ...,
+        out: Array | None = ..., num_threads: int | None = ...) -> Array: ...
+
+
+@overload
+def attention_varlen(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
+        causal: bool = ..., window: Window | None = ..., scale: float | None = ..., softcap: float | None = ...,
+        alibi_slopes: ArrayLike | None = ..., sinks: ArrayLike | None = ..., want: Lse, out: Array | None = ...,
+        num_threads: int | None = ...) -> AttentionResult: ...
+
+
+def attention_varlen(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
+        causal: bool = False, window: Window | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, want: Lse | tuple[()] = (),
+        out: Array | None = None, num_threads: int | None = None) -> Array | AttentionResult:
     """Attention of many sequences packed one after another, of any lengths, without padding.
 
     Sequence ``i`` has the query rows ``cu_seqlens_q[i]`` to ``cu_seqlens_q[i + 1]`` and the keys from
@@ -74,7 +96,7 @@ def alike(v: VarlenArgs) -> list[list[int]]:
     that short ones do not pay for long ones; those with most work first, which balances the threads."""
     group = v.args.q_heads // v.args.kv_heads if v.args.kv_heads else 1
     code = _call.code(v.args.acc)
-    groups: dict[tuple, list[int]] = {}
+    groups: dict[tuple[int, ...], list[int]] = {}
     q_lengths, kv_lengths = v.q_lengths.tolist(), v.kv_lengths.tolist()
     for i in np.argsort(-v.q_lengths * v.kv_lengths, kind="stable").tolist():
         if q_lengths[i]:

@@ -1,6 +1,7 @@
 """Hold a fast function against its twin by the derived tolerance, on made inputs; and see which path a call takes."""
 
 import contextlib
+import inspect
 import itertools
 import threading
 from types import SimpleNamespace
@@ -239,3 +240,8 @@ def assert_same_bits(a, b, name="result"):
         differs = [] if a.shape != b.shape else np.argwhere(~((wide[0] == wide[1]) | np.isnan(wide[0] + wide[1])))
         raise AssertionError(f"{name}: {a.dtype} {a.shape} and {b.dtype} {b.shape} differ in bits, "
                              f"{len(differs)} places, first {[d.tolist() for d in differs[:3]]}")
+
+
+def parameters(function):
+    """Name, kind and default of each parameter: all of a signature but its annotations."""
+    return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,13 +12,16 @@ from . import options, scalars
 from .arrays import FLOAT32, accumulator, float_array, promoted
 from .output import check_out
 
+if TYPE_CHECKING:
+    _Options = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]
+
 BHND, NOTHING = "bhnd", ()  # the defaults, known by identity: comparing with == may meet an array
 
 # Options that public functions share, in the order of attention_args; options_of(locals()) is what a function was given
 # for them. Names and values of 15 keywords would take longer, and say each name twice.
 OPTIONS = ("mask", "key_mask", "bias", "causal", "window", "q_offset", "scale", "softcap", "alibi_slopes", "sinks",
            "q_segments", "k_segments", "q_lengths", "kv_lengths", "layout")
-options_of = itemgetter(*OPTIONS)
+options_of: Callable[[dict[str, Any]], _Options] = itemgetter(*OPTIONS)
 
 
 class Args:
@@ -31,14 +35,46 @@ class Args:
         "value_dim", "dtype", "acc", "mask", "key_mask", "bias", "causal", "window", "q_offset", "scale", "softcap",
         "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths", "want", "out", "num_threads")
 
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray | None
+    two_d: bool
+    layout: str
+    batch: tuple[int, ...]
+    q_heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    value_dim: int
+    dtype: np.dtype[Any]
+    acc: np.dtype[Any]
+    mask: np.ndarray | None
+    key_mask: np.ndarray | None
+    bias: np.ndarray | None
+    causal: bool
+    window: tuple[int | None, int | None] | None
+    q_offset: np.ndarray | None
+    scale: float
+    softcap: float | None
+    alibi_slopes: np.ndarray | None
+    sinks: np.ndarray | None
+    q_segments: np.ndarray | None
+    k_segments: np.ndarray | None
+    q_lengths: np.ndarray | None
+    kv_lengths: np.ndarray | None
+    want: tuple[str, ...]
+    out: np.ndarray | None
+    num_threads: int | None
+
     @property
-    def arrays(self) -> dict:
+    def arrays(self) -> dict[str, np.ndarray]:
         """The arguments that are arrays, by name."""
         given = {name: getattr(self, name) for name in self.__slots__ if name != "out"}
         return {name: x for name, x in given.items() if isinstance(x, np.ndarray)}
 
     @property
-    def out_shape(self) -> tuple:
+    def out_shape(self) -> tuple[int, ...]:
         """Shape of the output as the user sees it."""
         if self.two_d:
             return self.q_len, self.value_dim
@@ -47,12 +83,12 @@ class Args:
         return *self.batch, self.q_heads, self.q_len, self.value_dim
 
     @property
-    def lse_shape(self) -> tuple:
+    def lse_shape(self) -> tuple[int, ...]:
         """Shape of what there is one of for each row."""
         return (self.q_len,) if self.two_d else (*self.batch, self.q_heads, self.q_len)
 
     @property
-    def weights_shape(self) -> tuple:
+    def weights_shape(self) -> tuple[int, ...]:
         """Shape of scores and weights."""
         return *self.lse_shape, self.kv_len
 

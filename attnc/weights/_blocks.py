@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._checks import integer
 from .._checks import weights as checks
 from .._checks.index import check_index
 from ..results import SparseWeights
 from . import _places
+from ._held import Held
+
+if TYPE_CHECKING:
+    from .._types import Array, Index, Progress, T
 
 
-class Blocks:
+class Blocks(Held):
     """Methods of `AttentionWeights` that go over its dense weights, a few at a time."""
 
-    def head_mean(self, *, out=None, progress=None) -> np.ndarray:
+    def head_mean(self, *, out: Array | None = None, progress: Progress = None) -> Array:
         """The mean over the heads as an array (..., q_len, kv_len), head after head without their matrices.
 
         Parameters
@@ -50,14 +56,16 @@ class Blocks:
             _places.outer(self, lead, np.arange(a.q_len)[rows], np.arange(a.kv_len), block)
             yield rows, block[..., 0, :, :]
 
-    def blocks(self, rows: int = 256) -> Iterator[tuple[slice, np.ndarray]]:
+    def blocks(self, rows: int = 256) -> Iterator[tuple[slice, Array]]:
         """Iterate over the rows in blocks: pairs of a slice of rows and their weights (..., q_heads, rows, kv_len)."""
-        rows = checks.integer("rows", rows, 1, 2**62)
+        rows = integer("rows", rows, 1, 2**62)
         for start in range(0, self.shape[-2], rows):
             some = slice(start, min(start + rows, self.shape[-2]))
             yield some, self[..., some, :]
 
-    def reduce(self, function: Callable, initial=None, *, rows=256, keys=4096, progress=None):
+    def reduce(
+            self, function: Callable[[T, Array, Index], T], initial: T = None,  # type: ignore[assignment]
+            *, rows: int = 256, keys: int = 4096, progress: Progress = None) -> T:
         """Fold a function over tiles of the weights: ``state = function(state, tile, index)``.
 
         Parameters
@@ -92,7 +100,9 @@ class Blocks:
                     report(1, 1)
         return state
 
-    def sparse(self, *, threshold=None, top_p=None, progress=None) -> SparseWeights:
+    def sparse(
+            self, *, threshold: float | None = None, top_p: float | None = None, progress: Progress = None
+    ) -> SparseWeights:
         """The large weights alone, and what each row lost.
 
         Parameters
@@ -134,7 +144,7 @@ class Blocks:
         return SparseWeights(indptr, np.concatenate(indices), np.concatenate(data), dropped, self.shape)
 
 
-def _tiles(shape: tuple, rows: int, keys: int) -> Iterator[tuple]:
+def _tiles(shape: tuple[int, ...], rows: int, keys: int) -> Iterator[tuple[Any, ...]]:
     """Indices of tiles of at most rows x keys weights of one head: ints, then two slices."""
     for lead in np.ndindex(shape[:-2]):
         for r in range(0, shape[-2], rows):
@@ -142,7 +152,7 @@ def _tiles(shape: tuple, rows: int, keys: int) -> Iterator[tuple]:
                 yield *lead, slice(r, min(r + rows, shape[-2])), slice(k, min(k + keys, shape[-1]))
 
 
-def _n_tiles(shape: tuple, rows: int, keys: int) -> int:
+def _n_tiles(shape: tuple[int, ...], rows: int, keys: int) -> int:
     """How many `_tiles` there are."""
     return math.prod(shape[:-2]) * -(-shape[-2] // rows) * -(-shape[-1] // keys)
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+from .._checks import Args
 from .._checks import weights as checks
 from . import _sweeps
-from ._sweeps import Bins, Progress
+from ._held import Held
+from ._sweeps import Bins, Steps
+
+if TYPE_CHECKING:
+    from .._types import Array, ArrayLike, HeadsReduced, Integers, Progress, Reduced, Rows
 
 
-class KeyStatistics:
+class KeyStatistics(Held):
     """Methods of `AttentionWeights` with a result for each key or bin of keys; a key counts for rows that see it."""
 
-    def key_mass(self, *, rows=None, row_weights=None, heads=None, normalize=False, out=None,
-                 progress=None) -> np.ndarray:
+    def key_mass(
+            self, *, rows: Rows = None, row_weights: ArrayLike | None = None,
+            heads: HeadsReduced | None = None, normalize: bool = False,
+            out: Array | None = None, progress: Progress = None) -> Array:
         """The mass that each key receives: the sum of its weights over the rows.
 
         Parameters
@@ -40,37 +49,39 @@ class KeyStatistics:
         >>> AttentionWeights([[0.], [0.]], [[1.], [0.]], causal=True).key_mass()
         array([1.5, 0.5])
         """
-        heads, (order, row_weights) = checks.check_heads(heads), self._walk(rows, row_weights)
-        shape = _mass_shape(self._a, heads)
+        over, (order, amounts) = checks.check_heads(heads), self._walk(rows, row_weights)
+        shape = _mass_shape(self._a, over)
         if out is not None:
             checks.check_accumulated(out, shape, self._a)
         with self._answer(progress, 2) as steps:
-            found = self._sweep_keys(steps, order=order, row_weights=row_weights,
+            found = self._sweep_keys(steps, order=order, row_weights=amounts,
                                      names=("mass", "visible") if normalize else ("mass",))
         mass = found["mass"]
         if normalize:
             with np.errstate(all="ignore"):
                 mass = np.where(found["visible"] == 0, 0, mass / found["visible"])
-        mass = _over_heads(mass, heads, self._a).reshape(shape)
+        mass = _over_heads(mass, over, self._a).reshape(shape)
         if out is None:
             return mass
         out += mass
         return out
 
-    def key_max(self, *, rows=None, progress=None) -> np.ndarray:
+    def key_max(self, *, rows: Rows = None, progress: Progress = None) -> Array:
         """The largest weight that each key receives from the `rows` (as in `key_mass`): (..., q_heads, kv_len)."""
         order, _ = self._walk(rows, None)
         with self._answer(progress, 2) as steps:
             return self._sweep_keys(steps, order=order, names=("max",))["max"].reshape(self._key_shape)
 
-    def key_hits(self, threshold: float, *, rows=None, progress=None) -> np.ndarray:
+    def key_hits(self, threshold: float, *, rows: Rows = None, progress: Progress = None) -> Integers:
         """How many of the `rows` give each key a weight above `threshold`: int64 (..., q_heads, kv_len)."""
         threshold = checks.check_threshold(threshold, self.dtype)
         order, _ = self._walk(rows, None)
         with self._answer(progress, 2) as steps:
             return self._sweep_keys(steps, order=order, threshold=threshold)["hits"].reshape(self._key_shape)
 
-    def map(self, bins: tuple[int, int], *, reduce="mean", progress=None) -> np.ndarray:
+    def map(
+            self, bins: tuple[int, int], *, reduce: Reduced = "mean", progress: Progress = None
+    ) -> Array:
         """The weights as a small picture.
 
         Parameters
@@ -92,11 +103,13 @@ class KeyStatistics:
         >>> AttentionWeights([[0.], [0.]], [[1.], [0.]], causal=True).map((1, 2))
         array([[0.75, 0.25]])
         """
-        bins = self._map_bins(bins, checks.check_reduce(reduce))
+        binned = self._map_bins(bins, checks.check_reduce(reduce))
         with self._answer(progress, 2) as steps:
-            return self._shaped_map(self._sweep_keys(steps, bins=bins)["map"])
+            return self._shaped_map(self._sweep_keys(steps, bins=binned)["map"])
 
-    def pool(self, query_labels, key_labels, *, reduce="mean", progress=None) -> np.ndarray:
+    def pool(
+            self, query_labels: ArrayLike, key_labels: ArrayLike, *, reduce: Reduced = "mean",
+            progress: Progress = None) -> Array:
         """A map over given groups: sub-words as words, patches as regions.
 
         Parameters
@@ -124,7 +137,7 @@ class KeyStatistics:
         with self._answer(progress, 2) as steps:
             return self._shaped_map(self._sweep_keys(steps, bins=bins)["map"])
 
-    def _walk(self, rows, row_weights) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _walk(self, rows: Rows, row_weights: ArrayLike | None) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The rows that count, and how much each does, (batch..., q_heads, q_len) without gaps; None: all, and once."""
         counts, weights = checks.check_rows(rows, self._a), checks.check_row_weights(row_weights, self._a)
         if counts is not None and counts.max(initial=0) > 1:
@@ -134,37 +147,39 @@ class KeyStatistics:
         return None if counts is None else np.flatnonzero(counts), weights
 
     @property
-    def _key_shape(self) -> tuple:
+    def _key_shape(self) -> tuple[int, ...]:
         return *self.shape[:-2], self.shape[-1]
 
-    def _map_bins(self, bins, reduce: str) -> Bins:
+    def _map_bins(self, bins: tuple[int, int], reduce: str) -> Bins:
         row_bins, key_bins = checks.check_bins(bins, self._a)
         np.empty((*self.shape[:-2], row_bins, key_bins), self._a.acc)       # refused before any place is listed
         return Bins(_bin_labels(row_bins, self._a.q_len), _bin_labels(key_bins, self._a.kv_len), row_bins,
                     key_bins, reduce == "max")
 
-    def _shaped_map(self, found: np.ndarray) -> np.ndarray:
+    def _shaped_map(self, found: Array) -> np.ndarray:
         return found.reshape(*self.shape[:-2], *found.shape[-2:])
 
-    def _sweep_keys(self, steps: Progress, **wanted) -> dict[str, np.ndarray]:
+    def _sweep_keys(self, steps: Steps, **wanted: Any) -> dict[str, np.ndarray]:
         norm = self._norm(steps.part())
         return _sweeps.keys(self._a, norm, self._given, steps.part(), **wanted)
 
 
-def _over_heads(x: np.ndarray, heads: str | None, a) -> np.ndarray:
+def _over_heads(x: Array, heads: str | None, a: Args) -> Array:
     """Something (..., q_heads, n) reduced over its heads, or over those that share a key head."""
     if heads is None or a.two_d:
         return x
     if heads == "group":
         group = a.q_heads // a.kv_heads if a.kv_heads else 1
-        return x.reshape(*x.shape[:-2], a.kv_heads, group, x.shape[-1]).sum(-2)
+        x, heads = x.reshape(*x.shape[:-2], a.kv_heads, group, x.shape[-1]), "sum"
     if heads == "max":
-        return x.max(-2, initial=0)
+        found: Array = x.max(-2, initial=0)
+        return found
     with np.errstate(under="ignore"):
-        return x.sum(-2) / (max(a.q_heads, 1) if heads == "mean" else 1)
+        found = x.sum(-2)
+        return found / max(a.q_heads, 1) if heads == "mean" else found
 
 
-def _mass_shape(a, heads: str | None) -> tuple:
+def _mass_shape(a: Args, heads: str | None) -> tuple[int, ...]:
     """Shape of something for each key, after `_over_heads`."""
     if a.two_d:
         return (a.kv_len,)

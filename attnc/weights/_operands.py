@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+
+from .._checks import Args
 
 # Elements of an array that are compared: 0.6 µs for arrays of fewer, 7 µs for a query and key of 12 x 512 x 64, 0.1 to
 # 0.25 ms where each is read from memory; statistics of 12 heads of 512 x 512 weights take 2,000 µs on one thread.
@@ -39,13 +42,13 @@ class Operands:
                                "or make it of copies")
 
 
-def own_views(a) -> None:
+def own_views(a: Args) -> None:
     """Hold views of the arrays of `a`: no one else can set their shape, strides or dtype."""
     for name, x in a.arrays.items():
         setattr(a, name, x.view())
 
 
-def _samples(x: np.ndarray) -> tuple:
+def _samples(x: np.ndarray) -> tuple[np.ndarray, Any]:
     """An array and an index of it: all elements of a small one; of a large one `SAMPLES`, among which is each index of
     each axis that is no longer than that."""
     # The ellipsis keeps an array of no axes an array: without it there would be a copy of its number.
@@ -61,7 +64,7 @@ def _samples(x: np.ndarray) -> tuple:
     return memory, sum(place * step for place, step in zip(places, steps, strict=True))
 
 
-def _spread(shape: tuple) -> tuple[np.ndarray, ...]:
+def _spread(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
     """Indices on each axis, shuffled against each other: all of an axis up to SAMPLES long, of a longer one evenly."""
     random, steps = np.random.default_rng(0), np.arange(SAMPLES)
     return tuple([random.permutation(steps % length if length <= SAMPLES else steps * length // SAMPLES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,10 +12,17 @@ from .._checks.index import Selection
 from . import _sweeps
 from ._slices import part
 
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from ._held import Held
+
+    Place: TypeAlias = slice | np.ndarray
+
 BLOCK_BYTES = 8 << 20     # of dense weights that are made only to take some of them
 
 
-def select(W, chosen: Selection):
+def select(W: Held, chosen: Selection) -> Any:
     """What NumPy would give for the dense weights: an array, or a scalar where no axis is left."""
     out = _taken(W, chosen.axes, math.prod(chosen.points))
     if not chosen.points:
@@ -24,7 +32,7 @@ def select(W, chosen: Selection):
     return np.moveaxis(out, range(axes), range(chosen.front, chosen.front + axes))
 
 
-def _taken(W, axes: tuple, n_points: int) -> np.ndarray:
+def _taken(W: Held, axes: tuple[Place, ...], n_points: int) -> np.ndarray:
     """Weights (points, axes of slices...), for a slice or the places of all points on each axis of W."""
     *lead, rows, keys = axes
     sizes = [len(range(*one.indices(length))) for one, length in zip(axes, W.shape, strict=True)
@@ -41,19 +49,20 @@ def _taken(W, axes: tuple, n_points: int) -> np.ndarray:
             _fill(W, heads, rows, keys, np.expand_dims(out, placed))
         else:
             some = np.empty((*sizes[:axis], len(points), *sizes[axis:]), W.dtype)
-            theirs = [one if isinstance(one, slice) else one[points] for one in (rows, keys)]
-            _fill(W, heads, *theirs, np.expand_dims(some, placed))
+            its_rows, its_keys = (one if isinstance(one, slice) else one[points] for one in (rows, keys))
+            _fill(W, heads, its_rows, its_keys, np.expand_dims(some, placed))
             out[(*[slice(None)] * axis, points)] = some
     return np.moveaxis(out, axis, 0)
 
 
-def _heads(lead: list, placed: list, shape: tuple, n_points: int) -> Iterator[tuple[tuple, np.ndarray | range]]:
+def _heads(lead: list[Place], placed: list[int], shape: tuple[int, ...],
+           n_points: int) -> Iterator[tuple[tuple[Any, ...], np.ndarray | range]]:
     """Heads as a slice of each leading axis, and the points that are in them, ascending; `placed` axes have points."""
     if not placed:
         yield tuple(lead), range(n_points)
         return
     sizes = [shape[axis] for axis in placed]
-    number = np.ravel_multi_index([lead[axis] for axis in placed], sizes)
+    number = np.ravel_multi_index(tuple(np.asarray(lead[axis]) for axis in placed), sizes)
     numbers, counts = np.unique(number, return_counts=True)
     groups = np.split(np.argsort(number, kind="stable"), counts.cumsum()[:-1])
     for head, points in zip(zip(*np.unravel_index(numbers, sizes), strict=True), groups, strict=True):
@@ -63,7 +72,7 @@ def _heads(lead: list, placed: list, shape: tuple, n_points: int) -> Iterator[tu
         yield tuple(heads), points
 
 
-def _fill(W, lead: tuple, rows: slice | np.ndarray, keys: slice | np.ndarray, out: np.ndarray) -> None:
+def _fill(W: Held, lead: tuple[Any, ...], rows: Place, keys: Place, out: np.ndarray) -> None:
     """Weights of the heads in `lead`: of pairs of `rows` and `keys` if both are arrays, else of all."""
     if not isinstance(rows, slice) and not isinstance(keys, slice):
         _pointwise(W, lead, rows, keys, out)
@@ -75,10 +84,10 @@ def _fill(W, lead: tuple, rows: slice | np.ndarray, keys: slice | np.ndarray, ou
             if len(one) and one[0] > one[-1]:       # ascending places are computed together
                 one, out = one[::-1], np.flip(out, axis)
         listed.append(one)
-    outer(W, lead, *listed, out)
+    outer(W, lead, listed[0], listed[1], out)
 
 
-def outer(W, lead: tuple, rows: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
+def outer(W: Held, lead: tuple[Any, ...], rows: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
     """Weights of all pairs of `rows` and `keys` (1-D) of the heads in `lead` into `out` (lead..., rows, keys)."""
     if not out.size:
         return
@@ -111,22 +120,22 @@ def _runs(places: np.ndarray) -> Iterator[range]:
             yield range(int(places[start]), int(places[start]) + int(stop - start))
 
 
-def _pointwise(W, lead: tuple, rows: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
+def _pointwise(W: Held, lead: tuple[Any, ...], rows: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
     """One weight of each head for each pair of a row and a key."""
     order = np.argsort(rows, kind="stable")
     there, starts = np.unique(rows[order], return_index=True)
-    starts = [*starts.tolist(), rows.size]
+    ends = [*starts.tolist(), rows.size]
     step = max(1, BLOCK_BYTES // _nbytes(out[..., None], 1, W.shape[-1]))
     for i in range(0, len(there), step):
         some = there[i:i + step]
-        pairs = order[starts[i]:starts[i + len(some)]]
+        pairs = order[ends[i]:ends[i + len(some)]]
         first, last = int(keys[pairs].min()), int(keys[pairs].max()) + 1
         wide = np.empty((*out.shape[:-1], len(some), last - first), W.dtype)
         outer(W, lead, some, np.arange(first, last), wide)
         out[..., pairs] = wide[..., np.searchsorted(some, rows[pairs]), keys[pairs] - first]
 
 
-def _dense(W, lead: tuple, rows: slice, keys: slice, out: np.ndarray) -> None:
+def _dense(W: Held, lead: tuple[Any, ...], rows: slice, keys: slice, out: np.ndarray) -> None:
     """Weights of consecutive rows and keys; heads that do not fill whole groups one at a time."""
     a, *batch = W._a, *lead[:-1]
     heads = lead[-1] if lead else slice(None)
@@ -138,7 +147,7 @@ def _dense(W, lead: tuple, rows: slice, keys: slice, out: np.ndarray) -> None:
         _dense_heads(W, tuple(batch), slice(head, head + 1), rows, keys, out[..., i:i + 1, :, :])
 
 
-def _dense_heads(W, batch: tuple, heads: slice, rows: slice, keys: slice, out: np.ndarray) -> None:
+def _dense_heads(W: Held, batch: tuple[slice, ...], heads: slice, rows: slice, keys: slice, out: np.ndarray) -> None:
     some_rows = part(W._a, batch=batch, heads=heads, rows=rows)
     norm, given = W._norm_of(some_rows, batch, heads, rows)
     _sweeps.places(part(some_rows, keys=keys), norm, given, out)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from .. import _call
+from .._checks import Args
 from .._checks import weights as checks
 from . import _sweeps
 from ._slices import part
-from ._sweeps import COLUMNS, Progress
+from ._sweeps import COLUMNS, Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._types import Array, ArrayLike, Progress
+    from ._weights import AttentionWeights
 
 
-def times(W, x) -> np.ndarray:
+def times(W: AttentionWeights, x: ArrayLike) -> np.ndarray:
     """``W @ x``: attention with `x` as the values."""
     a = W._a
-    x = checks.check_operand(x, a, a.kv_len, False)
-    columns = x[:, None] if x.ndim == 1 else x
+    given = checks.check_operand(x, a, a.kv_len, False)
+    columns = given[:, None] if given.ndim == 1 else given
     dtype = np.promote_types(W.dtype, np.float32 if columns.dtype.itemsize == 2 else columns.dtype)
     columns = columns.astype(dtype, copy=False)
     out = np.empty((*a.batch, a.q_heads, a.q_len, columns.shape[-1]), dtype)
@@ -25,17 +34,18 @@ def times(W, x) -> np.ndarray:
         some = _members(a, member, group) if group > 1 else part(a)
         some.value_dim = columns.shape[-1]
         some.dtype, some.acc = dtype, dtype
-        some.sinks, some.alibi_slopes = (x if x is None else x.astype(dtype) for x in (some.sinks, some.alibi_slopes))
+        some.sinks = None if some.sinks is None else some.sinks.astype(dtype)
+        some.alibi_slopes = None if some.alibi_slopes is None else some.alibi_slopes.astype(dtype)
         lse = None if W._given is None else np.empty((*a.batch, some.q_heads, a.q_len), dtype)
         its = out[..., member::group, :, :]
         _call.run("attend", some, value=columns[..., member::group, :, :], out=its, lse=lse)
-        if lse is not None:
+        if lse is not None and W._given is not None:
             _rescale(its, lse, W._given.reshape(*a.batch, a.q_heads, -1)[..., member::group, :])
     shape = (*W.shape[:-1], columns.shape[-1])
-    return out.reshape(shape)[..., 0] if x.ndim == 1 else out.reshape(shape)
+    return out.reshape(shape)[..., 0] if given.ndim == 1 else out.reshape(shape)
 
 
-def _members(a, member: int, group: int):
+def _members(a: Args, member: int, group: int) -> Args:
     """One query head of each group."""
     some = part(a)
     every = slice(member, None, group)
@@ -59,26 +69,26 @@ def _rescale(out: np.ndarray, own: np.ndarray, given: np.ndarray) -> None:
 class Transposed:
     """The transpose of weights: ``W.T @ X`` sums over the rows; a weight of 0 adds nothing."""
 
-    def __init__(self, weights):
+    def __init__(self, weights: AttentionWeights):
         self.T = weights
 
     @property
-    def shape(self) -> tuple:
+    def shape(self) -> tuple[int, ...]:
         """(..., kv_len, q_len)."""
         return *self.T.shape[:-2], self.T.shape[-1], self.T.shape[-2]
 
     @property
-    def dtype(self) -> np.dtype:
+    def dtype(self) -> np.dtype[Any]:
         """That of the weights."""
         return self.T.dtype
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name})"
 
-    def __matmul__(self, x) -> np.ndarray:
+    def __matmul__(self, x: ArrayLike) -> Array:
         W, a = self.T, self.T._a
-        x = checks.check_operand(x, a, a.q_len, True)
-        columns = x[:, None] if x.ndim == 1 else x
+        given = checks.check_operand(x, a, a.q_len, True)
+        columns = given[:, None] if given.ndim == 1 else given
         lead = (*a.batch, a.q_heads)
         columns = np.broadcast_to(columns, (*lead, *columns.shape[-2:]))
         out = np.zeros((*lead, a.kv_len, columns.shape[-1]), W.dtype)
@@ -88,10 +98,10 @@ class Transposed:
                 factors = np.ascontiguousarray(columns[..., first:first + COLUMNS], W.dtype)
                 out[..., first:first + COLUMNS] = _sweeps.keys(a, norm, W._given, None, factors=factors)["products"]
         out = out.reshape(*self.shape[:-1], out.shape[-1])
-        return out[..., 0] if x.ndim == 1 else out
+        return out[..., 0] if given.ndim == 1 else out
 
 
-def linear_operator(W):
+def linear_operator(W: AttentionWeights) -> Any:
     """Weights of one head as SciPy's solvers take a matrix."""
     from scipy.sparse.linalg import LinearOperator
 
@@ -100,7 +110,9 @@ def linear_operator(W):
                           matmat=lambda x: W @ x, rmatmat=lambda x: W.T @ x, dtype=W.dtype)
 
 
-def rollout(layers, start, *, residual=0.5, progress=None) -> np.ndarray:
+def rollout(
+        layers: Sequence[AttentionWeights], start: ArrayLike, *, residual: float = 0.5, progress: Progress = None
+) -> Array:
     """What of `start` came from where, through all layers and without a matrix: attention rollout.
 
     After Abnar and Zuidema 2020. A layer passes on
@@ -137,7 +149,7 @@ def rollout(layers, start, *, residual=0.5, progress=None) -> np.ndarray:
     """
     layers, residual = checks.check_layers(layers), checks.check_residual(residual)
     amounts = checks.check_start(start, layers)
-    with Progress(progress, len(layers)) as steps:
+    with Steps(progress, len(layers)) as steps:
         for W in reversed(layers):
             column = amounts[..., None] if W.ndim == 2 else amounts[..., None, :, None]
             passed = (W.T @ column)[..., 0]

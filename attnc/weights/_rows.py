@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from .. import _call
 from .._checks import weights as checks
 from ..results import TopKeys
-from . import _sweeps
+from ._held import Held
 from ._slices import part
+
+if TYPE_CHECKING:
+    from .._types import Array, ArrayLike, Integers, Progress
 
 ROW_BLOCK = 1024     # rows whose mask is joined with another one at a time
 
 
-class RowStatistics:
+class RowStatistics(Held):
     """Methods of `AttentionWeights` with a result for each row."""
 
-    def topk(self, k: int, *, progress=None) -> TopKeys:
+    def topk(self, k: int, *, progress: Progress = None) -> TopKeys:
         """The k keys of each row with the largest weights.
 
         Parameters
@@ -39,9 +44,9 @@ class RowStatistics:
         >>> AttentionWeights([[1.]], [[0.], [0.], [np.log(2.)]]).topk(2)
         TopKeys(weights=array([[0.5 , 0.25]]), indices=array([[2, 0]]))
         """
-        return self._rows(progress, k=checks.check_k(k))["topk"]
+        return self._topk(checks.check_k(k), progress)
 
-    def entropy(self, *, progress=None) -> np.ndarray:
+    def entropy(self, *, progress: Progress = None) -> Array:
         """The entropy of each row, in nats: how widely it looks.
 
         Returns
@@ -50,29 +55,29 @@ class RowStatistics:
             ``-sum(w * log(w))``; a sink counts as one more event. 0 for a row that sees no key. Under a given lse the
             sum is over these keys alone.
         """
-        return self._rows(progress, "entropy")["entropy"]
+        return self._one("entropy", progress)
 
-    def effective_keys(self, *, progress=None) -> np.ndarray:
+    def effective_keys(self, *, progress: Progress = None) -> Array:
         """How many keys of equal weight would have the entropy of each row: ``exp(entropy)``, from 1."""
         return np.exp(self.entropy(progress=progress))
 
-    def max(self, *, progress=None) -> np.ndarray:
+    def max(self, *, progress: Progress = None) -> Array:
         """The largest weight of each row (..., q_heads, q_len); 0 for a row that sees no key."""
-        return self._rows(progress, "max")["max"]
+        return self._one("max", progress)
 
-    def argmax(self, *, progress=None) -> np.ndarray:
+    def argmax(self, *, progress: Progress = None) -> Integers:
         """The key with the largest weight of each row (int64), the first of equals; -1 for a row that sees none."""
-        return self._rows(progress, k=1)["topk"].indices[..., 0]
+        return self._topk(1, progress).indices[..., 0]
 
-    def mean_position(self, *, progress=None) -> np.ndarray:
+    def mean_position(self, *, progress: Progress = None) -> Array:
         """``sum(w[j] * j)`` of each row (..., q_heads, q_len); -1 for a row that sees no key."""
-        return self._rows(progress, "mean_position")["mean_position"]
+        return self._one("mean_position", progress)
 
-    def mean_distance(self, *, progress=None) -> np.ndarray:
+    def mean_distance(self, *, progress: Progress = None) -> Array:
         """``sum(w[j] * abs(position - j))`` of each row (..., q_heads, q_len); 0 for a row that sees no key."""
-        return self._rows(progress, "mean_distance")["mean_distance"]
+        return self._one("mean_distance", progress)
 
-    def lost_mass(self, keep, *, progress=None) -> np.ndarray:
+    def lost_mass(self, keep: ArrayLike, *, progress: Progress = None) -> Array:
         """What each row would lose if only some keys were kept.
 
         Parameters
@@ -114,22 +119,18 @@ class RowStatistics:
                 lost[..., start:start + step] = np.where(others.reshape(own.shape) == -np.inf, 0, found)
         return np.where(lse == -np.inf, 0, lost)
 
-    def _rows(self, progress, *names: str, k: int | None = None) -> dict:
+    def _one(self, name: str, progress: Progress) -> Array:
+        found: Array = self._rows(progress, name)[name]
+        return found
+
+    def _topk(self, k: int, progress: Progress) -> TopKeys:
+        found: TopKeys = self._rows(progress, k=k)["topk"]
+        return found
+
+    def _rows(self, progress: Progress, *names: str, k: int | None = None) -> dict[str, Any]:
         """Statistics of rows by name as the user sees them; what they bring of norm and lse is kept."""
         with self._answer(progress, 1) as steps:
             return self._sweep_rows(names, k, steps.part())
-
-    def _sweep_rows(self, names: tuple, k: int | None, report) -> dict:
-        found = _sweeps.rows(self._a, self._given, names, k, report)
-        if self._given is None:
-            lse = found["lse"].reshape(self._a.lse_shape)
-            lse.flags.writeable = False          # users see it, and it serves all answers
-            self._known = found["norm"], lse
-        shown = {name: found[name].reshape(self._a.lse_shape) for name in names}
-        if k is not None:
-            shape = (*self._a.lse_shape, k)
-            shown["topk"] = TopKeys(found["top"].reshape(shape), found["top_keys"].reshape(shape))
-        return shown
 
 
 def _rows_of(mask: np.ndarray, start: int, step: int) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .._checks import Args
@@ -9,7 +11,7 @@ from .._checks import Args
 ALL = slice(None)
 
 
-def part(a: Args, *, batch: tuple = (), heads: slice = ALL, rows: slice = ALL, keys: slice = ALL) -> Args:
+def part(a: Args, *, batch: tuple[slice, ...] = (), heads: slice = ALL, rows: slice = ALL, keys: slice = ALL) -> Args:
     """Arguments of a part of the weights, with the same positions, so the same scores; arrays are views.
 
     `batch` has a slice for each batch axis or is empty. The heads are whole groups that share a key head, or a single
@@ -28,16 +30,19 @@ def part(a: Args, *, batch: tuple = (), heads: slice = ALL, rows: slice = ALL, k
     some.batch = tuple(len(range(*one.indices(length))) for one, length in zip(batch, a.batch, strict=True)) \
         if batch else a.batch
     some.q_len, some.kv_len, some.q_heads, some.kv_heads = r1 - r0, k1 - k0, h1 - h0, kv_heads.stop - kv_heads.start
-    offset = a.q_offset
-    if offset is None:
-        q_lengths, kv_lengths = a.q_lengths, a.kv_lengths
-        offset = (a.kv_len if kv_lengths is None else kv_lengths) - (a.q_len if q_lengths is None else q_lengths)
+    offset: int | np.ndarray
+    if a.q_offset is not None:
+        offset = a.q_offset
+    else:
+        q_lengths = a.q_len if a.q_lengths is None else a.q_lengths
+        offset = (a.kv_len if a.kv_lengths is None else a.kv_lengths) - q_lengths
     some.query = _cut(a.query, batch, (heads, rows, ALL))
     some.key = _cut(a.key, batch, (kv_heads, keys, ALL))
-    some.mask, some.bias = (_cut(x, batch, (heads, rows, keys)) for x in (a.mask, a.bias))
-    some.key_mask = _cut(a.key_mask, batch, (keys,))
-    some.alibi_slopes, some.sinks = _cut(a.alibi_slopes, batch, (heads,)), _cut(a.sinks, (), (heads,))
-    some.q_segments, some.k_segments = _cut(a.q_segments, batch, (rows,)), _cut(a.k_segments, batch, (keys,))
+    some.mask, some.bias = (_cut_option(x, batch, (heads, rows, keys)) for x in (a.mask, a.bias))
+    some.key_mask = _cut_option(a.key_mask, batch, (keys,))
+    some.alibi_slopes, some.sinks = _cut_option(a.alibi_slopes, batch, (heads,)), _cut_option(a.sinks, (), (heads,))
+    some.q_segments, some.k_segments = (
+        _cut_option(a.q_segments, batch, (rows,)), _cut_option(a.k_segments, batch, (keys,)))
     some.q_offset = _cut(np.asarray(offset, np.int64) + (r0 - k0), batch, ())
     if a.q_lengths is not None:
         some.q_lengths = np.clip(_cut(a.q_lengths, batch, ()) - r0, 0, r1 - r0)
@@ -46,7 +51,7 @@ def part(a: Args, *, batch: tuple = (), heads: slice = ALL, rows: slice = ALL, k
     return some
 
 
-def one_head(a: Args, places: tuple) -> Args:
+def one_head(a: Args, places: tuple[int, ...]) -> Args:
     """Arguments of a single head as if its arrays had come with two axes."""
     *batch, head = (slice(place, place + 1) for place in places)
     some = part(a, batch=tuple(batch), heads=head)
@@ -63,10 +68,13 @@ _TRAILING = dict(query=3, key=3, mask=3, bias=3, key_mask=1, alibi_slopes=1, q_s
                  q_lengths=0, kv_lengths=0)
 
 
-def _cut(x: np.ndarray | None, batch: tuple, trailing: tuple) -> np.ndarray | None:
+def _cut(x: np.ndarray, batch: tuple[slice, ...], trailing: tuple[slice, ...]) -> np.ndarray:
     """The part of an array whose axes align to the right with (batch..., trailing...); axes of length 1 serve all."""
-    if x is None:
-        return None
     index = (*batch, *trailing)[max(len(batch) + len(trailing) - x.ndim, 0):]
-    return x[(..., *(one if length != 1 else ALL for one, length in
-                     zip(index, x.shape[x.ndim - len(index):], strict=True)))]
+    lengths = x.shape[x.ndim - len(index):]
+    places: list[Any] = [one if length != 1 else ALL for one, length in zip(index, lengths, strict=True)]
+    return x[(..., *places)]
+
+
+def _cut_option(x: np.ndarray | None, batch: tuple[slice, ...], trailing: tuple[slice, ...]) -> np.ndarray | None:
+    return None if x is None else _cut(x, batch, trailing)

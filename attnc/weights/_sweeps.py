@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import _call, _isa
+from .._checks import Args
 from .._checks.weights import check_progress
+
+if TYPE_CHECKING:
+    from .._types import Progress, Report
 
 UNITS = 1000         # of progress
 COLUMNS = 64         # of a product with the transpose: their sums of a block of keys fit in half of L2
 
 
-class Progress:
+class Steps:
     """What a method reports while it works: a bar or a function of (done, total), over several parts."""
 
-    def __init__(self, progress: bool | Callable | None, parts: int):
-        progress = check_progress(progress)
+    def __init__(self, progress: Progress, parts: int):
+        told = check_progress(progress)
         self._part, self._parts = -1, max(parts, 1)
-        self._bar = _bar() if progress is True else None
-        self._function = None if progress is True else progress
+        self._bar = _bar() if told is True else None
+        self._function: Report | None = None if told is True else told
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Steps:
         return self
 
-    def part(self) -> Callable | None:
+    def part(self) -> Report | None:
         """What the next part calls with its own (done, total), or None."""
         self._part += 1
         return None if self._bar is None and self._function is None else self._report
@@ -40,14 +44,14 @@ class Progress:
         elif self._function is not None:
             self._function(units, UNITS)
 
-    def __exit__(self, kind, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._tell(UNITS)
         if self._bar is not None:
             self._bar.close()
 
 
-def _bar():
+def _bar() -> Any:
     """A bar by tqdm, or a percentage where tqdm is not installed."""
     try:
         from tqdm.auto import tqdm
@@ -71,7 +75,8 @@ class _Percentage:
         print(file=sys.stderr)
 
 
-def rows(a, given: np.ndarray | None, names: tuple, k: int | None, report: Callable | None) -> dict[str, np.ndarray]:
+def rows(a: Args, given: np.ndarray | None, names: tuple[str, ...], k: int | None,
+         report: Report | None) -> dict[str, np.ndarray]:
     """Statistics of rows by name, with ``norm`` and ``lse``: what the weights are computed again from."""
     lead = (*a.batch, a.q_heads, a.q_len)
     found = {name: np.empty(lead, a.acc) for name in names}
@@ -84,14 +89,14 @@ def rows(a, given: np.ndarray | None, names: tuple, k: int | None, report: Calla
     return found
 
 
-def places(a, norm: np.ndarray | None, given: np.ndarray | None, out: np.ndarray,
-           report: Callable | None = None) -> None:
+def places(a: Args, norm: np.ndarray | None, given: np.ndarray | None, out: np.ndarray,
+           report: Report | None = None) -> None:
     """Dense weights of the rows and keys of `a` into `out` (..., q_heads, q_len, kv_len)."""
     _call.run("weights_under_lse", a, None, report, weights=out, norm=norm, given=given)
 
 
-def keys(a, norm: np.ndarray | None, given: np.ndarray | None, report: Callable | None, *,
-         order: np.ndarray | None = None, row_weights: np.ndarray | None = None, names: tuple = (),
+def keys(a: Args, norm: np.ndarray | None, given: np.ndarray | None, report: Report | None, *,
+         order: np.ndarray | None = None, row_weights: np.ndarray | None = None, names: tuple[str, ...] = (),
          threshold: float | None = None, bins: Bins | None = None,
          factors: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """Sums over the rows in `order` (None: all) by name out of ``mass``, ``max`` and ``visible``; with a `threshold`
@@ -123,14 +128,13 @@ class Bins:
 
     def __init__(self, row_labels: np.ndarray, key_labels: np.ndarray, row_bins: int, key_bins: int, largest: bool):
         taken = np.flatnonzero(row_labels >= 0)
-        self.order = taken[np.argsort(row_labels[taken], kind="stable")]
-        self.row_bin = row_labels[self.order]
+        order = taken[np.argsort(row_labels[taken], kind="stable")]
+        self.row_bin = row_labels[order]
         self.rows = np.bincount(self.row_bin, minlength=row_bins).astype(np.float64)
-        if np.array_equal(self.order, np.arange(len(row_labels))):
-            self.order = None
+        self.order = None if np.array_equal(order, np.arange(len(row_labels))) else order
         self.keys, self.largest, self._labels = key_bins, largest, key_labels
 
-    def slots(self, a) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def slots(self, a: Args) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The place of each key's bin in the list of those of its chunk, where the lists start, and the lists."""
         block, chunk = _isa.kernels.key_plan(_call.code(a.acc), a.kv_len, a.head_dim)
         slot, starts, lists = np.full(a.kv_len, -1, np.int64), [0], []

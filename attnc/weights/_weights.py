@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from .._checks import attention_args, check_lse, options_of
+from .._checks import Args, attention_args, check_lse, options_of
 from .._checks import weights as checks
-from .._checks.index import check_index
 from ..results import WeightsSummary
-from . import _operands, _places, _products, _sweeps
+from . import _operands, _products, _sweeps
 from ._blocks import Blocks
 from ._keys import KeyStatistics
 from ._rows import RowStatistics
 from ._slices import one_head
-from ._sweeps import Progress
+
+if TYPE_CHECKING:
+    from .._types import Array, ArrayLike, DTypeLike, Layout, Progress, Window
 
 ALL = slice(None)
 # Every option that says which keys a row may see.
@@ -74,45 +74,29 @@ q_lengths, kv_lengths, layout, num_threads
     (array([0.75, 0.25]), array([0, 0]), array([1.25, 0.75]))
     """
 
-    def __init__(self, query, key, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
-                 scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
-                 q_lengths=None, kv_lengths=None, layout="bhnd", lse=None, num_threads=None):
+    def __init__(
+            self, query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None,
+            key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, causal: bool = False,
+            window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
+            softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+            q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+            q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+            lse: ArrayLike | None = None, num_threads: int | None = None) -> None:
         a = attention_args(query, key, None, *options_of(locals()), num_threads=num_threads)
         _operands.own_views(a)
         self._hold(a, None if lse is None else _read_only(check_lse(lse, a)))
 
-    def _hold(self, a, given: np.ndarray | None) -> None:
-        self._a, self._given = a, given
-        self._known = None           # norm (batch..., q_heads, q_len, 2) and lse as shown
-        if given is not None:
-            self._check_operands()
-
-    def __getstate__(self) -> tuple:
+    def __getstate__(self) -> tuple[Args, Array | None]:
         """Of copies and pickles, which compute their own lse."""
         if "_operands" in vars(self):
             self._check_operands()
         return self._a, self._given
 
-    def __setstate__(self, state: tuple) -> None:
+    def __setstate__(self, state: tuple[Args, Array | None]) -> None:
         self._hold(*state)
 
     @property
-    def shape(self) -> tuple:
-        """(..., q_heads, q_len, kv_len) or (q_len, kv_len)."""
-        return self._a.weights_shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
-    @property
-    def dtype(self) -> np.dtype:
-        """That of all results: the accumulation dtype."""
-        return self._a.acc
-
-    @property
-    def lse(self) -> np.ndarray:
+    def lse(self) -> Array:
         """The lse of each row (..., q_heads, q_len), computed once and read-only; sinks are in it."""
         with self._answer():
             return self._lse()
@@ -130,7 +114,7 @@ q_lengths, kv_lengths, layout, num_threads
         """
         return _products.Transposed(self)
 
-    def __matmul__(self, x) -> np.ndarray:
+    def __matmul__(self, x: ArrayLike) -> Array:
         with self._answer():
             return _products.times(self, x)
 
@@ -147,7 +131,7 @@ q_lengths, kv_lengths, layout, num_threads
 
         return notebook.png(self)
 
-    def head(self, *index: int) -> AttentionWeights:
+    def head(self, *index: int) -> Self:
         """The weights of one head, with two axes: an int for each axis before the rows.
 
         Examples
@@ -167,23 +151,18 @@ q_lengths, kv_lengths, layout, num_threads
             one._known = (norm[places][None] if places else norm), lse[places]
         return one
 
-    def linear_operator(self):
+    def linear_operator(self) -> Any:
         """One head as a `scipy.sparse.linalg.LinearOperator`, for example for ``svds``; see `head`."""
         return _products.linear_operator(self)
 
     # Dense parts
 
-    def __getitem__(self, index) -> np.ndarray:
-        chosen = check_index(index, self.shape)
-        with self._answer():
-            return _places.select(self, chosen)
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
             raise ValueError("the weights are computed: an array of them is always new; wanted copy=None or True")
         return self.dense(dtype=dtype)
 
-    def dense(self, *, dtype=None, out=None, progress=None) -> np.ndarray:
+    def dense(self, *, dtype: DTypeLike | None = None, out: Array | None = None, progress: Progress = None) -> Array:
         """All weights as an array.
 
         Parameters
@@ -208,9 +187,11 @@ q_lengths, kv_lengths, layout, num_threads
                 _sweeps.places(self._a, norm, self._given, out[None] if self._a.two_d else out, steps.part())
         return out
 
-    def summary(self, *, topk=None, entropy=False, effective_keys=False, max=False, argmax=False, mean_position=False,
-                mean_distance=False, key_mass=False, key_max=False, map=None, lse=False,
-                progress=None) -> WeightsSummary:
+    def summary(
+            self, *, topk: int | None = None, entropy: bool = False, effective_keys: bool = False, max: bool = False,
+            argmax: bool = False, mean_position: bool = False, mean_distance: bool = False, key_mass: bool = False,
+            key_max: bool = False, map: tuple[int, int] | None = None, lse: bool = False, progress: Progress = None
+    ) -> WeightsSummary:
         """Several statements in one sweep over the rows and one over the keys.
 
         Parameters
@@ -233,9 +214,9 @@ q_lengths, kv_lengths, layout, num_threads
         >>> AttentionWeights(np.ones((3, 4)), np.ones((5, 4))).summary(topk=2, entropy=True, map=(1, 2))
         WeightsSummary(topk (3, 2), entropy (3,), map (1, 2))
         """
-        rows = dict(
+        asked = dict(
             entropy=entropy or effective_keys, max=max, mean_position=mean_position, mean_distance=mean_distance)
-        rows = tuple(name for name, wanted in rows.items() if wanted)
+        rows = tuple(name for name, wanted in asked.items() if wanted)
         k = checks.check_k(topk) if topk is not None else 1 if argmax else None
         keys = tuple(name for name, wanted in (("mass", key_mass), ("max", key_max)) if wanted)
         bins = None if map is None else self._map_bins(map, "mean")
@@ -267,55 +248,7 @@ q_lengths, kv_lengths, layout, num_threads
         query, key = (np.zeros((*array.shape[:-1], 1), np.float32) for array in (a.query, a.key))
         return AttentionWeights(query, key, **{name: getattr(a, name) for name in _WHERE})
 
-    # What the weights are computed again from
-
-    @contextmanager
-    def _answer(self, progress=None, parts: int = 1) -> Iterator[Progress]:
-        """The work on one answer, from arrays that are the same before and after it."""
-        with Progress(progress, parts) as steps:
-            self._check_operands()
-            yield steps
-            self._check_operands()
-
-    def _check_operands(self) -> None:
-        """Raise unless the arrays are as the first answer found them, which this may be."""
-        operands = vars(self).get("_operands")
-        if operands is None:
-            arrays, since = self._a.arrays, "the first answer was computed"
-            if self._given is not None:
-                arrays, since = arrays | {"lse": self._given}, "the lse was given"
-            operands = vars(self).setdefault("_operands", _operands.Operands(arrays, since))     # one for all threads
-        try:
-            operands.check()
-        except RuntimeError:
-            self._known = None           # which may be of both states
-            raise
-
-    def _lse(self) -> np.ndarray:
-        if self._given is not None:
-            return self._given
-        self._norm(None)
-        return self._known[1]
-
-    def _norm(self, report: Callable | None) -> np.ndarray | None:
-        """Maximum and inverse sum of each row; None where an lse was given."""
-        if self._known is None and self._given is None:
-            self._sweep_rows((), None, report)
-        return None if self._known is None else self._known[0]
-
-    def _norm_of(self, some, batch: tuple, heads: slice, rows: slice) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """The norm or the given lse of some rows, whose arguments are `some`; for a small part no other is computed."""
-        index = (*(batch or [ALL] * len(self._a.batch)), heads, rows)
-        whole = (*self._a.batch, self._a.q_heads, self._a.q_len)
-        if self._given is not None:
-            return None, np.ascontiguousarray(self._given.reshape(whole)[index])
-        count = some.q_heads * some.q_len * int(np.prod(some.batch, dtype=np.int64))
-        if self._known is None and 2 * count < int(np.prod(whole, dtype=np.int64)):
-            return _sweeps.rows(some, None, (), None, None)["norm"], None
-        return np.ascontiguousarray(self._norm(None)[index]), None
-
-
-def _read_only(x: np.ndarray) -> np.ndarray:
+def _read_only(x: Array) -> Array:
     view = x.view()
     view.flags.writeable = False
     return view

@@ -105,8 +105,8 @@ def next_head(a, places):
     return right["one_head"](a, (*places[:-1], (places[-1] + 1) % a.q_heads))
 
 
-def of_next_sink(b, delta, known):
-    return np.roll(right["of_sinks"](b, delta, known), 1)
+def of_next_sink(b, sinks, delta, known):
+    return np.roll(right["of_sinks"](b, sinks, delta, known), 1)
 
 
 def of_first_copy(x, shape):

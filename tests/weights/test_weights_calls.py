@@ -1,11 +1,10 @@
 """AttentionWeights as called: errors before any work, progress, interruption, memory, products with layers."""
 
-import inspect
 import tracemalloc
 
 import numpy as np
 import pytest
-from checking import assert_same_bits, dtype_of, inputs
+from checking import assert_same_bits, dtype_of, inputs, parameters
 from test_weights_changes import METHODS
 from weighing import Twins
 
@@ -31,8 +30,7 @@ def test_twins_have_the_same_methods_and_signatures():
     assert set(fast) == set(twin) - {"of"}
     for name, method in fast.items():
         if callable(method):
-            ours, theirs = (list(inspect.signature(x).parameters.values()) for x in (method, twin[name]))
-            assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs], name
+            assert parameters(method) == parameters(twin[name]), name
 
 
 CALLS = [

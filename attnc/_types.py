@@ -1,0 +1,38 @@
+"""Names of types for annotations; type checkers import it, nothing at run time does."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+__all__ = ["Array", "ArrayLike", "Axes", "DTypeLike", "Floats", "Gradient", "HeadsReduced", "Index", "Integers",
+           "Layout", "Lse", "Mask", "Progress", "Reduced", "Report", "Rows", "Stage", "State", "T", "Wanted", "Window"]
+
+Array: TypeAlias = NDArray[Any]
+Mask: TypeAlias = NDArray[np.bool_]
+Integers: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+Axes: TypeAlias = int | tuple[int, ...] | None
+Layout: TypeAlias = Literal["bhnd", "bnhd"]
+Stage: TypeAlias = Literal["raw", "scaled", "capped", "masked"]
+Window: TypeAlias = tuple[int | None, int | None]
+
+_Result: TypeAlias = Literal["lse", "weights", "scores", "entropy", "max", "argmax"]
+Wanted: TypeAlias = _Result | tuple[_Result, *tuple[_Result, ...]]
+_Lse: TypeAlias = Literal["lse"]
+Lse: TypeAlias = _Lse | tuple[_Lse, *tuple[_Lse, ...]]
+_Gradient: TypeAlias = Literal["query", "key", "value", "bias", "sinks"]
+Gradient: TypeAlias = _Gradient | tuple[_Gradient, ...]
+
+# Of statements about weights.
+HeadsReduced: TypeAlias = Literal["mean", "sum", "max", "group"]
+Index: TypeAlias = tuple[int | slice, ...]
+Progress: TypeAlias = bool | Callable[[int, int], object] | None
+Reduced: TypeAlias = Literal["mean", "max"]
+Report: TypeAlias = Callable[[int, int], object]
+Rows: TypeAlias = slice | ArrayLike | None
+
+State = TypeVar("State", bound=tuple[ArrayLike, ArrayLike] | list[Any])      # a list of pairs of any arrays is one
+T = TypeVar("T")

@@ -1,0 +1,114 @@
+"""What lazy weights hold, and what every statement about them is computed from: places, the lse and norm of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._checks import Args
+from .._checks.index import check_index
+from ..results import TopKeys
+from . import _operands, _places, _sweeps
+from ._sweeps import Steps
+
+if TYPE_CHECKING:
+    from .._types import Array, Progress, Report
+
+ALL = slice(None)
+
+
+class Held:
+    """Checked arguments of weights, the lse if one was given, and what the first answer computed of the rows."""
+
+    _a: Args
+    _given: Array | None
+    _known: tuple[Array, Array] | None          # norm (batch..., q_heads, q_len, 2) and lse as shown
+
+    def _hold(self, a: Args, given: Array | None) -> None:
+        self._a, self._given = a, given
+        self._known = None
+        if given is not None:
+            self._check_operands()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., q_heads, q_len, kv_len) or (q_len, kv_len)."""
+        return self._a.weights_shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of all results: the accumulation dtype."""
+        return self._a.acc
+
+    def __getitem__(self, index: Any) -> Any:
+        chosen = check_index(index, self.shape)
+        with self._answer():
+            return _places.select(self, chosen)
+
+    @contextmanager
+    def _answer(self, progress: Progress = None, parts: int = 1) -> Iterator[Steps]:
+        """The work on one answer, from arrays that are the same before and after it."""
+        with Steps(progress, parts) as steps:
+            self._check_operands()
+            yield steps
+            self._check_operands()
+
+    def _check_operands(self) -> None:
+        """Raise unless the arrays are as the first answer found them, which this may be."""
+        operands = vars(self).get("_operands")
+        if operands is None:
+            arrays, since = self._a.arrays, "the first answer was computed"
+            if self._given is not None:
+                arrays, since = arrays | {"lse": self._given}, "the lse was given"
+            operands = vars(self).setdefault("_operands", _operands.Operands(arrays, since))     # one for all threads
+        try:
+            operands.check()
+        except RuntimeError:
+            self._known = None           # which may be of both states
+            raise
+
+    def _lse(self) -> Array:
+        return self._known_rows(None)[1] if self._given is None else self._given
+
+    def _norm(self, report: Report | None) -> Array | None:
+        """Maximum and inverse sum of each row; None where an lse was given."""
+        return self._known_rows(report)[0] if self._given is None else None
+
+    def _known_rows(self, report: Report | None) -> tuple[Array, Array]:
+        """Norm and lse, computed when they are first needed."""
+        if self._known is None:
+            self._sweep_rows((), None, report)
+        assert self._known is not None
+        return self._known
+
+    def _norm_of(
+            self, some: Args, batch: tuple[slice, ...], heads: slice, rows: slice) -> tuple[Array | None, Array | None]:
+        """The norm or the given lse of some rows, whose arguments are `some`; for a small part no other is computed."""
+        index = (*(batch or [ALL] * len(self._a.batch)), heads, rows)
+        whole = (*self._a.batch, self._a.q_heads, self._a.q_len)
+        if self._given is not None:
+            return None, np.ascontiguousarray(self._given.reshape(whole)[index])
+        count = some.q_heads * some.q_len * int(np.prod(some.batch, dtype=np.int64))
+        if self._known is None and 2 * count < int(np.prod(whole, dtype=np.int64)):
+            return _sweeps.rows(some, None, (), None, None)["norm"], None
+        return np.ascontiguousarray(self._known_rows(None)[0][index]), None
+
+    def _sweep_rows(self, names: tuple[str, ...], k: int | None, report: Report | None) -> dict[str, Any]:
+        found = _sweeps.rows(self._a, self._given, names, k, report)
+        if self._given is None:
+            lse = found["lse"].reshape(self._a.lse_shape)
+            lse.flags.writeable = False          # users see it, and it serves all answers
+            self._known = found["norm"], lse
+        shown: dict[str, Any] = {name: found[name].reshape(self._a.lse_shape) for name in names}
+        if k is not None:
+            shape = (*self._a.lse_shape, k)
+            shown["topk"] = TopKeys(found["top"].reshape(shape), found["top_keys"].reshape(shape))
+        return shown
