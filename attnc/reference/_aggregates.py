@@ -33,7 +33,9 @@ def bin_labels(bins: int, length: int) -> np.ndarray:
 
 def row_counts(rows: slice | np.ndarray, length: int) -> np.ndarray:
     """How often each row is named by an index of the rows."""
-    named = np.arange(length)[rows if isinstance(rows, slice) or np.size(rows) else slice(0)]
+    if not isinstance(rows, slice):
+        rows = np.asarray(rows) if np.size(rows) else slice(0)  # a tuple too is a list of rows, not an index of axes
+    named = np.arange(length)[rows]
     return np.array([np.count_nonzero(named == row) for row in range(length)], np.int64)
 
 
