@@ -17,7 +17,7 @@ from checking import (
 from slow import some_option
 
 import attnc
-from attnc import masks
+from attnc import masks, reference
 from attnc._checks import attention_args
 
 
@@ -216,3 +216,16 @@ def test_what_the_last_row_sees_leaves_the_others_large_values_alone(isa, dtype,
     after = attnc.attention(query, key, value, causal=True)
     assert_same_bits(before[:, :-1], after[:, :-1])
     assert np.isnan(after[:, -1]).all()
+
+
+@pytest.mark.parametrize("dtype, least", [("float32", -87), ("float64", -708)])
+def test_weights_below_the_smallest_normal_number_are_0(isa, dtype, least):
+    """As docs/semantics.md says; the definition keeps them."""
+    query, key, value = (np.zeros((1, n, 1), dtype) for n in (1, 3, 3))
+    value[0, 2] = np.inf
+    options = {"bias": np.array([[0, least, least - 1]], dtype)}
+    weights = attnc.attention_weights(query, key, **options)[0, 0]
+    assert weights[1] >= np.finfo(dtype).tiny and weights[2] == 0
+    assert (reference.attention_weights(query, key, **options)[0, 0] > 0).all()
+    assert np.isnan(attnc.attention(query, key, value, **options)).all()
+    assert attnc.AttentionWeights(query, key, **options).key_hits(0.0).tolist() == [[1, 1, 0]]
