@@ -57,19 +57,6 @@ def normal(random, shape, dtype="float32"):
     return random.standard_normal(shape).astype(dtype_of(dtype))
 
 
-def rearranged(x, kind):
-    """The same numbers in other memory: transposed (0), the last row first (1), with gaps (2); else `x` itself."""
-    if kind == 0:
-        return np.asfortranarray(x)
-    if kind == 1:
-        return np.ascontiguousarray(x[..., ::-1, :])[..., ::-1, :]
-    if kind == 2:
-        wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1] + 1), x.dtype)
-        wide[..., 1::2] = x
-        return wide[..., 1::2]
-    return x
-
-
 def inputs(random, batch=(2,), q_heads=2, kv_heads=2, q_len=5, kv_len=7, head_dim=8, value_dim=None, dtype="float32"):
     """Query, key and value."""
     value_dim = head_dim if value_dim is None else value_dim

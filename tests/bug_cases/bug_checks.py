@@ -138,29 +138,6 @@ def buried(x, pad=70):
     return view
 
 
-def layouts(x):
-    """The same values with other strides, alignment or byte order, by name; what lies between is NaN."""
-    gaps = np.full((*x.shape[:-1], x.shape[-1] * 3), np.nan, x.dtype)
-    gaps[..., ::3] = x
-    padded = np.full((*x.shape[:-1], x.shape[-1] + 5), np.nan, x.dtype)
-    padded[..., 2:-3] = x
-    odd = np.frombuffer(b"x" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape)
-    found = {
-        "every third": gaps[..., ::3],
-        "columns reversed": np.ascontiguousarray(x[..., ::-1])[..., ::-1],
-        "rows reversed": np.ascontiguousarray(x[..., ::-1, :])[..., ::-1, :],
-        "last axes swapped": np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2),
-        "heads swapped": np.ascontiguousarray(x.swapaxes(-2, -3)).swapaxes(-2, -3),
-        "outer axes swapped": np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1),
-        "Fortran order": np.asfortranarray(x),
-        "padded rows": padded[..., 2:-3],
-        "an odd address": odd,
-    }
-    if x.dtype != BF16:
-        found["swapped bytes"] = x.astype(x.dtype.newbyteorder())
-    return found
-
-
 def before_guard(x):
     """A copy whose last byte is the last one before memory that may not be read."""
     page, size = mmap.PAGESIZE, x.size * x.itemsize

@@ -4,7 +4,8 @@ import mmap
 
 import numpy as np
 import pytest
-from checking import DTYPES, PATH_OF, PATHS, WANT, assert_same_bits, inputs, plans
+from checking import DTYPES, PATH_OF, PATHS, WANT, assert_same_bits, dtypes_in_turn, inputs, plans
+from layouts import MEMORY
 from slow import NAMES, some_option
 
 import attnc
@@ -145,51 +146,12 @@ def read_only_map(x, tmp_path):
     return np.memmap(path, x.dtype, "r", shape=x.shape)
 
 
-def unaligned(x):
-    buffer = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
-    buffer[...] = x
-    return buffer
-
-
-def every_second(x):
-    wide = np.full((*x.shape[:-1], 2 * x.shape[-1]), np.nan).astype(x.dtype)
-    wide[..., ::2] = x
-    return wide[..., ::2]
-
-
-def padded_rows(x):
-    wide = np.full((*x.shape[:-2], x.shape[-2] + 3, x.shape[-1] + 1), np.nan).astype(x.dtype)
-    wide[..., 1:-2, :-1] = x
-    return wide[..., 1:-2, :-1]
-
-
-def read_only(x):
-    x = x.copy()
-    x.flags.writeable = False
-    return x
-
-
-MEMORY = {
-    "fortran": np.asfortranarray,
-    "transposed": lambda x: np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2),
-    "reversed": lambda x: np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1],
-    "reversed heads": lambda x: np.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1],
-    "every second": every_second,
-    "padded rows": padded_rows,
-    "unaligned": unaligned,
-    "byte-swapped": lambda x: x.astype(x.dtype.newbyteorder()) if x.dtype.name != "bfloat16" else x,
-    "read-only": read_only,
-    "bnhd in memory": lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2),
-    "odd stride of a single axis": lambda x: np.lib.stride_tricks.as_strided(x[:, None], (2, 1, *x.shape[1:]), (
-        x.strides[0], 12345, *x.strides[1:]))[:, 0],
-}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", MEMORY)
+@pytest.mark.parametrize("name, path, dtype", dtypes_in_turn(MEMORY, PATHS))
 def test_memory(isa, name, path, dtype, seed):
     arrays, options = problem(np.random.default_rng(seed), path, dtype, chance=0.3)
+    if name == "odd strides":       # of axes of length 1
+        arrays = [x[:1, :1] for x in arrays]
+        options = {}
     wanted = run(arrays, options)
     other = MEMORY[name]
     assert_same_bits(run([other(x) for x in arrays], options), wanted)
@@ -209,17 +171,10 @@ def test_memory_of_options(isa, path, seed):
                    alibi_slopes=random.random((2, q_heads)), kv_lengths=np.array([kv_len - 3, kv_len]),
                    q_lengths=np.array([q_len - 1, q_len]), q_offset=np.array([3, kv_len]))
     wanted = run(arrays, options)
-    for change in (np.asfortranarray, every_second_option, lambda x: np.flip(np.flip(x).copy()), read_only,
-                   lambda x: x.astype(x.dtype.newbyteorder())):
+    for change in MEMORY.values():
         assert_same_bits(run(arrays, {name: change(x) for name, x in options.items()}), wanted)
     assert_same_bits(run(arrays, {name: x.tolist() for name, x in options.items() if name not in ("mask", "bias")} | {
-        name: unaligned(options[name]) for name in ("mask", "bias")}), wanted)
-
-
-def every_second_option(x):
-    wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
-    wide[..., ::2] = x
-    return wide[..., ::2]
+        name: MEMORY["unaligned"](options[name]) for name in ("mask", "bias")}), wanted)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -3,7 +3,8 @@
 import fuzz
 import numpy as np
 import pytest
-from checking import DTYPES, WANT, check_attention, check_scores, dtype_of, farthest, inputs, largest, rearranged
+from checking import DTYPES, WANT, check_attention, check_scores, dtype_of, farthest, inputs, largest
+from layouts import drawn
 from slow import NAMES, some_option
 
 import attnc
@@ -22,14 +23,6 @@ def lengths(random):
     if kind < 0.95:
         return int(random.integers(10, 140)), int(random.integers(30, 300))
     return int(random.integers(1, 4)), int(random.integers(500, 2500))
-
-
-def reshaped(x, random):
-    """The same numbers in other memory, or in the other byte order."""
-    kind = random.integers(7)
-    if kind == 3 and x.dtype.name != "bfloat16":
-        return x.astype(x.dtype.newbyteorder())
-    return rearranged(x, kind)
 
 
 GARBAGE = {
@@ -61,7 +54,7 @@ def one(seed):
     for name in NAMES:
         if random.random() < 0.2:
             options |= some_option(name, random, batch, kv_heads * group, q_len, kv_len)
-    arrays = [reshaped(x, random) for x in arrays]
+    arrays = [drawn(x, random) for x in arrays]
     if random.random() < 0.2:
         arrays, options = [x.swapaxes(-2, -3) for x in arrays], options | {"layout": "bnhd"}
     if random.random() < 0.25:
