@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import itertools
+import os
 import threading
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from attnc._checks import attention_args
 from attnc.reference import _scores
 from attnc.testing import assert_within, exact_attention, tolerance
 
+SEED = int(os.environ.get("ATTNC_SEED", "0"))       # of all random inputs
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 WANT = ("lse", "weights", "scores")
 ORDERS, FEW_ROWS = 4, 256       # a twin of fewer rows adds its terms in so many other orders too

@@ -8,12 +8,10 @@ import sys
 
 import numpy as np
 import pytest
-from checking import kernels
+from checking import SEED, kernels
 
 import attnc
 from attnc import _cpu, _isa, reference
-
-SEED = int(os.environ.get("ATTNC_SEED", "0"))
 
 
 def pytest_report_header():
