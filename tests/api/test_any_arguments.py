@@ -15,8 +15,15 @@ from attnc import reference
 
 SIZES = st.integers(0, 5)
 NUMBERS = st.one_of(st.sampled_from([0, 1, -1, 0.5, -2.0, float("nan"), float("inf"), True, 2**40]), st.integers(-6, 6))
-NAMES = ("mask", "key_mask", "bias", "causal", "window", "q_offset", "scale", "softcap", "alibi_slopes", "sinks",
-         "q_segments", "k_segments", "q_lengths", "kv_lengths", "layout")
+GARBAGE = {
+    "mask": [np.ones(3), "yes", np.ones((9, 9, 9, 9, 9, 9), bool)], "key_mask": [np.ones(2), True, [[1]]],
+    "bias": [np.ones(3, int), "b", np.ones((7, 1, 1, 1, 1), complex)], "causal": [1, "no", None],
+    "window": [3, (1,), (-1, 2), "ab", (1.5, 0), True], "q_offset": [1.5, "x", [[1, 2], [3, 4], [5, 6]], 2**60, True],
+    "scale": [np.nan, np.inf, "x", [1.0], 1j, True], "softcap": [0, -1.0, np.nan, "x"],
+    "alibi_slopes": [np.ones(1000), "x", [1j]], "sinks": [np.ones((2, 2)), "x", {}], "q_segments": [[1], 1, [0.5]],
+    "k_segments": [[1], None], "q_lengths": [-1, 10**6, 0.5, "x"], "kv_lengths": [-1, 10**6, [0.5], "x"],
+    "layout": ["hnbd", 3, None], "num_threads": [0, -3, 5000, "2", 1.5, True],
+}
 
 
 def arrays(shape, kind="float32"):
@@ -49,10 +56,11 @@ def calls(draw):
         "scale": st.floats(-2, 2), "softcap": st.floats(0.5, 9), "alibi_slopes": arrays((heads,)),
         "sinks": arrays((heads,)), "q_segments": arrays((*batch, q_len), "int"),
         "k_segments": arrays((*batch, kv_len), "int"), "q_lengths": arrays(batch, "int"),
-        "kv_lengths": arrays(batch, "int"), "layout": st.sampled_from(["bhnd", "bnhd"])}
+        "kv_lengths": arrays(batch, "int"), "layout": st.sampled_from(["bhnd", "bnhd"]),
+        "num_threads": st.integers(1, 3)}
     anything = st.one_of(NUMBERS, st.sampled_from(THINGS), arrays((kv_len,), "float64"), arrays((q_len, 1), "bool"))
-    for name in draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=3)):
-        found[name] = draw(right[name] if draw(st.integers(0, 2)) else anything)
+    for name in draw(st.lists(st.sampled_from(list(GARBAGE)), unique=True, max_size=3)):
+        found[name] = draw(st.one_of(right[name], right[name], st.sampled_from(GARBAGE[name]), anything))
     if draw(st.integers(0, 5)) == 5:
         found[draw(st.sampled_from(list(shapes)))] = draw(anything)
     return found

@@ -354,7 +354,10 @@ def test_construction_errors(error, options, words):
 
 
 def test_no_window_needs_no_offset():
-    attnc.AttentionState(QUERY, window=(None, None))
+    states = [attnc.AttentionState(QUERY, **options) for options in ({"window": (None, None)}, {})]
+    for state in states:
+        state.update(KEY, VALUE)
+    assert_same_bits(*(state.result() for state in states))
 
 
 def test_a_result_needs_a_chunk():

@@ -77,6 +77,7 @@ def test_modules_are_compiled_in_parallel(kind, tmp_path):
     cc.chmod(0o755)
     pip("install", "--no-build-isolation", "--no-deps", "--prefix", tmp_path / "prefix",
         *(["--editable"] if kind == "editable" else []), tree, folder=tmp_path, CC=str(cc))
+    assert len(list(meeting.iterdir())) > 1
 
 
 def test_what_the_compiler_lacks_is_left_out_said_and_listed(tmp_path):
