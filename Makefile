@@ -25,7 +25,7 @@ help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
 	    printf '  make %-14s %s\n' "$$name" "$$text"; done
 
-run: $(INSTALLED)  ## the main job: the chain on a real sentence, parity and speed on this machine, in a minute
+run: $(INSTALLED)  ## the main job: the chain on a real sentence, parity and speed on this machine, in about a minute
 	$(PY) -m attnc bench --quick
 
 test: $(VENV)/with-test  ## the whole suite, in minutes
