@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from numbers import Integral
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +17,28 @@ from .._checks.arrays import accumulator, promoted
 
 OWN_AXES = {"query": 3, "key": 3, "value": 3, "bias": 3, "mask": 3, "q_lengths": 0, "kv_lengths": 0}  # after the batch
 
+if TYPE_CHECKING:
+    from typing import NoReturn, TypeAlias
+
+    from jax.typing import ArrayLike
+
+    Arrays: TypeAlias = dict[str, Any]      # of jax, of NumPy, or what stands for them while jax traces
+
 
 class _Options(NamedTuple):
     """What is known when a function is traced."""
 
     causal: bool
     scale: float | None
-    window: tuple | None
+    window: tuple[int | None, int | None] | None
 
 
-def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None, is_causal=False,
-                          query_seq_lengths=None, key_value_seq_lengths=None, local_window_size=None,
-                          implementation=None, return_residual=False):
+def dot_product_attention(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+        mask: ArrayLike | None = None, *, scale: ArrayLike | None = None, is_causal: bool = False,
+        query_seq_lengths: ArrayLike | None = None, key_value_seq_lengths: ArrayLike | None = None,
+        local_window_size: int | tuple[int, int] | None = None, implementation: str | None = None,
+        return_residual: bool = False) -> Any:
     """The function of this name in `jax.nn`, by a call back to `attnc.attention`.
 
     Parameters
@@ -75,7 +85,7 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     """
     if implementation not in (None, "attnc"):
         raise ValueError(f"implementation={implementation!r}; wanted None or 'attnc'")
-    window = local_window_size
+    window: Any = local_window_size
     if window is not None:
         window = (window, window) if isinstance(window, Integral) else tuple(window)
     arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask,
@@ -97,7 +107,7 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     return (output, _with_axes_of(lse.swapaxes(-1, -2), own_rank - 1)) if return_residual else output
 
 
-def _with_all_axes(arrays):
+def _with_all_axes(arrays: Arrays) -> Arrays:
     """Every array with the same number of batch axes: `vmap` puts its axis before them, where all arrays meet it."""
     batch_axes = max(1, *(arrays[name].ndim - 3 for name in ("query", "key", "value")))
     found = {}
@@ -109,7 +119,7 @@ def _with_all_axes(arrays):
     return found
 
 
-def _with_axes_of(array, rank):
+def _with_axes_of(array: Any, rank: int) -> Any:
     """Without leading axes of 1 that the caller's query does not have."""
     extra = 0
     while array.ndim - extra > rank and array.shape[extra] == 1:
@@ -117,12 +127,12 @@ def _with_axes_of(array, rank):
     return array.reshape(array.shape[extra:])
 
 
-def _called(text):
+def _called(text: str) -> str:
     """Arguments by their names here."""
     return text.replace("q_lengths", "query_seq_lengths").replace("kv_lengths", "key_value_seq_lengths")
 
 
-def _check(options, arrays):
+def _check(options: _Options, arrays: Arrays) -> None:
     """Raise for wrong shapes and dtypes while jax traces: stand-ins of one element have those of the arrays."""
     stand_ins = {name: np.broadcast_to(np.zeros((), array.dtype), array.shape) for name, array in arrays.items()}
     inputs, more = _split(options, stand_ins)
@@ -133,7 +143,7 @@ def _check(options, arrays):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(options, arrays):
+def _attend(options: _Options, arrays: Arrays) -> Any:
     query, value = arrays["query"], arrays["value"]
     dtype = promoted(*(arrays[name].dtype for name in ("query", "key", "value")))
     *_, length, heads, _ = query.shape
@@ -143,7 +153,7 @@ def _attend(options, arrays):
     return jax.pure_callback(partial(_forward, options, query.ndim), results, arrays, vmap_method="expand_dims")
 
 
-def _forward(options, rank, arrays):
+def _forward(options: _Options, rank: int, arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
     """Runs outside of jax, on NumPy arrays: `rank` axes, and before them those of `vmap`, 1 where it does not map."""
     arrays, mapped = _mapped(arrays, rank)
     inputs, more = _split(options, arrays | _spread({"query": arrays["query"]}, mapped))
@@ -151,19 +161,19 @@ def _forward(options, rank, arrays):
     return result.output, result.lse
 
 
-def _mapped(arrays, rank):
+def _mapped(arrays: Arrays, rank: int) -> tuple[Arrays, tuple[int, ...]]:
     """The arrays of NumPy, and the lengths of the axes that `vmap` put before them."""
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
     count = arrays["query"].ndim - rank
     return arrays, np.broadcast_shapes(*(array.shape[:count] for array in arrays.values()))
 
 
-def _spread(arrays, mapped):
+def _spread(arrays: Arrays, mapped: tuple[int, ...]) -> Arrays:
     """Views of the arrays with all mapped examples."""
     return {name: np.broadcast_to(array, mapped + array.shape[len(mapped):]) for name, array in arrays.items()}
 
 
-def _split(options, arrays):
+def _split(options: _Options, arrays: Arrays) -> tuple[list[Any], dict[str, Any]]:
     """Positional inputs, and the options of attnc."""
     more = dict(arrays)
     inputs = [more.pop(name) for name in ("query", "key", "value")]
@@ -172,38 +182,39 @@ def _split(options, arrays):
                     "q_offset": offset, **more}
 
 
-def _save(options, arrays):
+def _save(options: _Options, arrays: Arrays) -> tuple[Any, tuple[Any, ...]]:
     output, lse = _attend(options, arrays)
     return (output, lse), (arrays, output, lse)
 
 
-def _pull_back(options, saved, grads):
+def _pull_back(options: _Options, saved: tuple[Any, ...], grads: tuple[Any, Any]) -> tuple[Arrays]:
     arrays, output, lse = saved
     found = _gradients(options, arrays, {"grad_output": grads[0], "grad_lse": grads[1], "output": output, "lse": lse})
     return ({name: found.get(name) for name in arrays},)                # bools and ints have no gradient
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _gradients(options, arrays, rows):
+def _gradients(options: _Options, arrays: Arrays, rows: Arrays) -> Any:
     results = {name: jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype)
                for name in ("query", "key", "value", "bias") if name in arrays}
     return jax.pure_callback(partial(_backward, options, arrays["query"].ndim, tuple(results)), results, arrays, rows,
                              vmap_method="expand_dims")
 
 
-@_gradients.defjvp
-def _refuse_second(options, primals, tangents):
+@_gradients.defjvp     # type: ignore[untyped-decorator]
+def _refuse_second(options: _Options, primals: Any, tangents: Any) -> NoReturn:
     raise NotImplementedError("attnc.integrations.jax.dot_product_attention has no second derivatives")
 
 
-def _backward(options, rank, wanted, arrays, rows):
+def _backward(options: _Options, rank: int, wanted: tuple[Any, ...], arrays: Arrays, rows: Arrays) -> Arrays:
     """Runs outside of jax, on NumPy arrays as in `_forward`; each mapped example has gradients of its own."""
     arrays, mapped = _mapped(arrays, rank)
     _, of_rows = _mapped({"query": rows["output"], **rows}, rank)
     mapped = np.broadcast_shapes(mapped, of_rows)
     inputs, more = _split(options, arrays | _spread({name: arrays[name] for name in wanted}, mapped))
+    query, key, value = inputs
     rows = _spread({name: np.asarray(array) for name, array in rows.items()}, mapped)
-    found = attnc.attention_backward(rows["grad_output"], *inputs, rows["output"], rows["lse"],
+    found = attnc.attention_backward(rows["grad_output"], query, key, value, rows["output"], rows["lse"],
                                      grad_lse=rows["grad_lse"], want=wanted, **more)
     return {name: np.asarray(getattr(found, name)) for name in wanted}
 

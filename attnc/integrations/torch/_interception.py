@@ -6,6 +6,8 @@ import collections
 import threading
 import types
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 
 class Interception:
@@ -16,10 +18,10 @@ class Interception:
     a purpose ours does what theirs does, for whoever has kept it.
     """
 
-    def __init__(self, module, name: str, make):
+    def __init__(self, module: types.ModuleType, name: str, make: Callable[[types.SimpleNamespace], Any]):
         self._module, self._name, self._make = module, name, make
         self._lock = threading.RLock()
-        self._counts: collections.Counter = collections.Counter()
+        self._counts: collections.Counter[str] = collections.Counter()
         self._state = types.SimpleNamespace(theirs=None, purposes=frozenset())
         self._ours = None
 
@@ -48,7 +50,7 @@ class Interception:
         self._counts = +self._counts
         self._state.purposes = frozenset(self._counts)
 
-    def _warn_unless_ours(self, current) -> bool:
+    def _warn_unless_ours(self, current: object) -> bool:
         if current is self._ours:
             return True
         warnings.warn(f"{self._module.__name__}.{self._name} was replaced by {current!r} while attnc's was in its "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
+from typing import Any, NoReturn
 
 from transformers import PreTrainedModel
 
@@ -18,13 +19,13 @@ def watch() -> None:
         return
 
     @functools.wraps(check)
-    def checked(self, requested_attention, *args, **kwargs):
+    def checked(self: PreTrainedModel, requested_attention: str | None, *args: Any, **kwargs: Any) -> Any:
         found = check(self, requested_attention, *args, **kwargs)
         if found == NAME:
             _look_at(self)
         return found
 
-    checked.attnc = True
+    vars(checked)["attnc"] = True
     PreTrainedModel.get_correct_attn_implementation = checked
 
 
@@ -39,10 +40,10 @@ def _look_at(model: PreTrainedModel) -> None:
                       "it runs, attnc does not", UserWarning, stacklevel=3)
 
 
-class _OwnAttentions(dict):
+class _OwnAttentions(dict[str, Any]):
     """Attention classes of a model by the name of an implementation, to which attnc is not known."""
 
-    def __missing__(self, name):
+    def __missing__(self, name: str) -> NoReturn:
         if name != NAME:
             raise KeyError(name)
         raise ValueError(f"{self['eager'].__name__} is a model's own attention, with classes for "
