@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from .._checks import Args, attention_args, check_lse, options_of
+from .._checks import Args, attention_args, check_lse
 from .._checks import weights as checks
 from ..results import WeightsSummary
 from . import _operands, _products, _sweeps
@@ -82,7 +82,9 @@ q_lengths, kv_lengths, layout, num_threads
             q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
             q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
             lse: ArrayLike | None = None, num_threads: int | None = None) -> None:
-        a = attention_args(query, key, None, *options_of(locals()), num_threads=num_threads)
+        a = attention_args(  # by position, as attention does
+            query, key, None, mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks,
+            q_segments, k_segments, q_lengths, kv_lengths, layout, (), None, num_threads)
         _operands.own_views(a)
         self._hold(a, None if lse is None else _read_only(check_lse(lse, a)))
 
