@@ -108,9 +108,9 @@ def check(api, query, key, value, *, exact=None, **options):
     for name, scale in scales.items():
         assert_within(getattr(result, name), exact[name], getattr(honest, name), scale=scale, name=name)
     assert not result.weights[~exact["allowed"]].any(), "a weight of a key that takes no part is not exactly 0"
-    same_bits(api.attention(query, key, value, **options), result.output)
+    assert_same_bytes(api.attention(query, key, value, **options), result.output)
     for x, old in zip(inputs, before, strict=True):
-        same_bits(x, old)
+        assert_same_bytes(x, old)
     return result
 
 
@@ -121,7 +121,7 @@ def check_softmax(api, x, axis=-1):
     return result
 
 
-def same_bits(a, b):
+def assert_same_bytes(a, b):
     """Equal dtype, shape and bytes."""
     assert a.dtype == b.dtype and a.shape == b.shape
     assert np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes(), "bits differ"

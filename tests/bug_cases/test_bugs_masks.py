@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from bug_checks import BF16, DTYPES, EXTRA, F16, F32, F64, buried, check, qkv, randn, rows_of_scores, same_bits
+from bug_checks import BF16, DTYPES, EXTRA, F16, F32, F64, assert_same_bytes, buried, check, qkv, randn, rows_of_scores
 from checking import expected
 
 import attnc
@@ -30,8 +30,8 @@ def test_b03_what_is_masked_changes_no_bit(api, bad):
         inputs = [clean, clean.copy(), clean.copy()]
         inputs[1 + which][0, 1, 0] = bad
         result = api.attention(*inputs, mask=mask, want="weights")
-        same_bits(result.output, np.ascontiguousarray(np.broadcast_to(clean[:, :1], (1, 2, 4))))
-        same_bits(result.weights, np.array([[[1, 0], [1, 0]]], F32))
+        assert_same_bytes(result.output, np.ascontiguousarray(np.broadcast_to(clean[:, :1], (1, 2, 4))))
+        assert_same_bytes(result.weights, np.array([[[1, 0], [1, 0]]], F32))
 
 
 def test_b05_nan_that_is_seen_stays(api):
@@ -56,7 +56,7 @@ def test_b05_nan_in_one_column_of_the_values_reaches_that_column(api):
     assert np.isnan(result[0, 0, :, 2]).all()
     others = np.arange(8) != 2
     np.testing.assert_allclose(result[0, 0][:, others], clean[0, 0][:, others], rtol=0, atol=1e-6)
-    same_bits(result[0, 1], clean[0, 1])
+    assert_same_bytes(result[0, 1], clean[0, 1])
 
 
 def test_b07_a_row_without_keys_is_not_the_mean(api):
@@ -119,8 +119,8 @@ def test_b37_a_window_bounds_both_sides(api):
             check(api, *qkv(37, (1, 2), q_len, kv_len, 8), window=window, causal=causal)
     query, key, value = qkv(370, (1, 1), 9, 9, 4)
     result = api.attention(query, key, value, window=(0, 0), want="weights")
-    same_bits(result.output, value)
-    same_bits(result.weights, np.eye(9, dtype=F32)[None, None])
+    assert_same_bytes(result.output, value)
+    assert_same_bytes(result.weights, np.eye(9, dtype=F32)[None, None])
 
 
 @pytest.mark.parametrize("options", [
@@ -141,7 +141,7 @@ def test_b37_rows_and_blocks_that_lie_outside_of_everything(isa, q_len, kv_len, 
     got = attnc.attention(query, key, value, want=("weights", "lse", "scores"), **options)
     for name, array in vars(want).items():
         np.testing.assert_allclose(getattr(got, name), array, rtol=1e-5, atol=1e-5)
-    same_bits(attnc.attention(query, key, value, **options), got.output)
+    assert_same_bytes(attnc.attention(query, key, value, **options), got.output)
     np.testing.assert_array_equal(attnc.attention_weights(query, key, **options), got.weights)
     np.testing.assert_array_equal(attnc.attention_scores(query, key, **options), got.scores)
 
@@ -155,7 +155,7 @@ def test_b39_causal_holds_when_weights_are_wanted(api):
     key[..., 8:, :] = value[..., 8:, :] = 1e6
     for want in ((), "weights", EXTRA):
         result = api.attention(query, key, value, causal=True, want=want)
-        same_bits(getattr(result, "output", result)[..., :8, :], clean[..., :8, :])
+        assert_same_bytes(getattr(result, "output", result)[..., :8, :], clean[..., :8, :])
 
 
 def test_b41_inputs_that_are_broadcast_views(api):
@@ -175,7 +175,7 @@ def test_b55_a_mask_of_true_alone_changes_nothing(api):
     query, key, value = qkv(55, (2, 4), 8, 8, 16)
     plain = api.attention(query, key, value)
     for mask in (np.ones((2, 4, 8, 8), bool), np.ones((8, 8), bool), np.ones(8, bool), np.array(True)):
-        same_bits(api.attention(query, key, value, mask=mask), plain)
+        assert_same_bytes(api.attention(query, key, value, mask=mask), plain)
 
 
 def test_b55_masks_with_strides(api):
@@ -191,7 +191,7 @@ def test_b55_masks_with_strides(api):
 def test_b55_bytes_other_than_1_are_true(api):
     inputs = qkv(55, (2, 4), 8, 8, 16)
     number = np.random.default_rng(552).integers(0, 4, (8, 8)).astype(np.uint8)
-    same_bits(api.attention(*inputs, mask=number.view(bool)), api.attention(*inputs, mask=number != 0))
+    assert_same_bytes(api.attention(*inputs, mask=number.view(bool)), api.attention(*inputs, mask=number != 0))
 
 
 def test_b57_grouped_heads_and_masks(api):

@@ -11,12 +11,12 @@ from bug_checks import (
     F16,
     F32,
     F64,
+    assert_same_bytes,
     buried,
     check,
     check_softmax,
     qkv,
     randn,
-    same_bits,
 )
 from layouts import MEMORY
 
@@ -43,8 +43,8 @@ def test_b13_any_strides_give_the_same_bits(isa, name, dtype):
         arrays = [other_memory(x) if other else x for x, other in zip((query, key, value, bias), chosen, strict=True)]
         result = attnc.attention(*arrays[:3], bias=arrays[3], want=EXTRA)
         for extra, array in vars(plain).items():
-            same_bits(getattr(result, extra), array)
-    same_bits(attnc.softmax(other_memory(bias)), attnc.softmax(bias))
+            assert_same_bytes(getattr(result, extra), array)
+    assert_same_bytes(attnc.softmax(other_memory(bias)), attnc.softmax(bias))
 
 
 def test_b29_read_only_inputs(api, tmp_path):
@@ -54,7 +54,7 @@ def test_b29_read_only_inputs(api, tmp_path):
     check(api, *fixed[:3], bias=fixed[3], mask=fixed[4])
     key.tofile(tmp_path / "key")
     mapped = np.memmap(tmp_path / "key", F32, "r", shape=key.shape)
-    same_bits(api.attention(query, mapped, value), api.attention(query, key, value))
+    assert_same_bytes(api.attention(query, mapped, value), api.attention(query, key, value))
     check_softmax(api, fixed[0])
 
 
@@ -118,7 +118,7 @@ def test_b33_nothing_beyond_the_last_key_is_read(api):
 
 BEFORE_A_GUARD = """
 import itertools, numpy as np
-from bug_checks import DTYPES, before_guard, qkv, randn, same_bits
+from bug_checks import DTYPES, before_guard, qkv, randn, assert_same_bytes
 import attnc
 sizes = (1, 1), (1, 70), (5, 17), (9, 257), (40, 33)
 for dtype, depth, (q_len, kv_len) in itertools.product(DTYPES, (1, 5, 16, 33, 64), sizes):
@@ -130,10 +130,10 @@ for dtype, depth, (q_len, kv_len) in itertools.product(DTYPES, (1, 5, 16, 33, 64
     guarded = attnc.attention(*map(before_guard, arrays), bias=before_guard(bias), mask=before_guard(mask), out=out,
                               want=("weights", "lse"))
     for name, array in vars(plain).items():
-        same_bits(getattr(guarded, name), array)
+        assert_same_bytes(getattr(guarded, name), array)
     x = before_guard(bias)
-    same_bits(attnc.softmax(x, out=x), attnc.softmax(bias))
-    same_bits(attnc.weighted_sum(before_guard(plain.weights), before_guard(arrays[2])),
+    assert_same_bytes(attnc.softmax(x, out=x), attnc.softmax(bias))
+    assert_same_bytes(attnc.weighted_sum(before_guard(plain.weights), before_guard(arrays[2])),
               attnc.weighted_sum(plain.weights, arrays[2]))
 """
 
@@ -177,10 +177,10 @@ def test_b51_query_heads_read_their_own_key_head(api):
 def test_b59_integers_count_as_float64(api):
     x = np.array([[1, 2, 3], [3, 3, 0]])
     for dtype in (*np.typecodes["AllInteger"].replace("H", ""), "?"):
-        same_bits(api.softmax(x.astype(dtype)), api.softmax(x.astype(dtype).astype(F64)))
+        assert_same_bytes(api.softmax(x.astype(dtype)), api.softmax(x.astype(dtype).astype(F64)))
     query = np.array([[1, 2], [3, 4]])
-    same_bits(api.attention(query, query, query), api.attention(*[query.astype(F64)] * 3))
-    same_bits(api.softmax([[1, 2, 3]]), api.softmax(np.array([[1.0, 2.0, 3.0]])))
+    assert_same_bytes(api.attention(query, query, query), api.attention(*[query.astype(F64)] * 3))
+    assert_same_bytes(api.softmax([[1, 2, 3]]), api.softmax(np.array([[1.0, 2.0, 3.0]])))
 
 
 @pytest.mark.parametrize("dtype", ["O", "U4", "S4", "c8", "c16", "M8[s]", "m8[s]", "g", "u2", "V4"])
@@ -213,7 +213,7 @@ def test_b61_an_output_that_shares_memory_with_an_input_is_refused(api):
         before = out.copy()
         with pytest.raises(ValueError, match="out"):
             api.attention(**arrays, out=out)
-        same_bits(out, before)
+        assert_same_bytes(out, before)
 
 
 def test_b61_softmax_in_place(api):
@@ -221,7 +221,7 @@ def test_b61_softmax_in_place(api):
         x = randn(614, (5, 33))
         want = api.softmax(x, axis)
         assert api.softmax(x, axis, out=x) is x
-        same_bits(x, want)
+        assert_same_bytes(x, want)
 
 
 def test_b61_outputs_with_strides(api):
@@ -230,7 +230,7 @@ def test_b61_outputs_with_strides(api):
     for out in (np.zeros((1, 2, 5, 16), F32)[..., ::2], np.zeros((1, 2, 5, 8), F32)[:, :, ::-1],
                 np.zeros((1, 2, 5, 8), F32)[..., ::-1], np.asfortranarray(np.zeros((1, 2, 5, 8), F32))):
         assert api.attention(query, key, value, out=out) is out
-        same_bits(out, want)
+        assert_same_bytes(out, want)
 
 
 def test_b67_values_of_another_width(api):
@@ -245,14 +245,14 @@ def test_b69_nothing_beside_the_output_is_written(api):
         box = np.full((1, 2, q_len + 2, value_dim + 7), 12345, F32)
         inside = box[:, :, 1:-1, 3:3 + value_dim]
         api.attention(query, key, value, out=inside)
-        same_bits(np.ascontiguousarray(inside), api.attention(query, key, value))
+        assert_same_bytes(np.ascontiguousarray(inside), api.attention(query, key, value))
         inside[...] = 12345
         assert (box == 12345).all()
 
 
 BIG_SCRATCH = """
 import threading, numpy as np, attnc
-from bug_checks import check, qkv, same_bits
+from bug_checks import check, qkv, assert_same_bytes
 threading.stack_size(256 * 1024)
 for depth in (4096, 65536, 300000):
     arrays = qkv(77, (1, 1), 3, 5, depth)
@@ -261,7 +261,7 @@ for depth in (4096, 65536, 300000):
     thread = threading.Thread(target=lambda: results.append(attnc.attention(*arrays)))
     thread.start()
     thread.join()
-    same_bits(results[0], want)
+    assert_same_bytes(results[0], want)
 arrays = qkv(771, (1, 1), 2, 10**6, 2)
 assert np.abs(attnc.attention(*arrays) - arrays[2].mean(-2)).max() < 5
 """
@@ -275,7 +275,7 @@ def test_b95_a_scale_of_zero_is_zero(api):
     query, key, value = qkv(95, (1, 2), 3, 7, 16)
     plain = api.attention(query, key, value)
     for scale in (None, 0.25, F32.type(0.25), np.array(0.25)):
-        same_bits(api.attention(query, key, value, scale=scale), plain)
+        assert_same_bytes(api.attention(query, key, value, scale=scale), plain)
     for scale in (1, 0.0, -1.0, F64.type(2)):
         check(api, query, key, value, scale=scale)
     np.testing.assert_array_equal(api.attention_weights(query, key, scale=0.0), np.full((1, 2, 3, 7), F32.type(1) / 7))
@@ -290,4 +290,4 @@ def test_b101_mixed_dtypes_give_the_wider(api):
         arrays = [x.astype(dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
         widest = F64 if F64 in dtypes else F32 if F32 in dtypes or {F16, BF16} <= set(dtypes) else dtypes[0]
         assert check(api, *arrays).output.dtype == widest
-    same_bits(api.attention([[1.0, 0.0]], [[1.0, 0.0]], [[2.0]]), np.array([[2.0]]))
+    assert_same_bytes(api.attention([[1.0, 0.0]], [[1.0, 0.0]], [[2.0]]), np.array([[2.0]]))

@@ -6,20 +6,20 @@ import threading
 
 import numpy as np
 import pytest
-from bug_checks import EXTRA, F32, qkv, same_bits
+from bug_checks import EXTRA, F32, assert_same_bytes, qkv
 
 import attnc
 
 FORKS = """
 import os, signal, threading, time
 import attnc
-from bug_checks import qkv, same_bits
+from bug_checks import qkv, assert_same_bytes
 
 arrays = qkv(23, (2, 4), 64, 64, 16)
 want = attnc.attention(*arrays)
 
 def same():
-    same_bits(attnc.attention(*arrays), want)
+    assert_same_bytes(attnc.attention(*arrays), want)
     return True
 
 def in_child(function, limit=20):
@@ -82,7 +82,7 @@ def test_b63_calls_at_once_on_the_same_arrays(isa):
                     with pytest.raises(ValueError):
                         attnc.attention(query, key[..., :5, :], value)
                 else:
-                    same_bits(attnc.attention(query, key, value), want)
+                    assert_same_bytes(attnc.attention(query, key, value), want)
         except BaseException as error:
             failures.append(error)
 
@@ -104,7 +104,7 @@ def test_b81_fewer_rows_than_threads_give_the_same_bits_every_time(isa):
         for _ in range(30):
             result = attnc.attention(query, key, value, want=EXTRA, num_threads=8)
             for name, array in vars(want).items():
-                same_bits(getattr(result, name), array)
+                assert_same_bytes(getattr(result, name), array)
 
 
 def test_b103_references_after_calls_that_fail(isa):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bug_checks import F32, check, qkv, same_bits
+from bug_checks import F32, assert_same_bytes, check, qkv
 
 import attnc
 from attnc import _isa, reference
@@ -19,7 +19,7 @@ BESIDE = """
 import importlib, sys
 {imports}
 import numpy as np
-from bug_checks import qkv, same_bits
+from bug_checks import qkv, assert_same_bytes
 arrays = qkv(43, (2, 4), 64, 300, 16)
 def theirs():
     if {other!r} == "torch":
@@ -31,8 +31,8 @@ def theirs():
 theirs()
 first = attnc.attention(*arrays, num_threads=2)
 theirs()
-same_bits(attnc.attention(*arrays, num_threads=2), first)
-same_bits(attnc.attention(*arrays, num_threads=1), first)
+assert_same_bytes(attnc.attention(*arrays, num_threads=2), first)
+assert_same_bytes(attnc.attention(*arrays, num_threads=1), first)
 try:
     from threadpoolctl import threadpool_info, threadpool_limits
 except ImportError:
@@ -85,7 +85,7 @@ def test_b47_decoding_one_head_uses_all_threads(isa):
     query, key, value = qkv(47, (1, 1), 1, 2**18, 64)
     wanted = attnc.attention(query, key, value, num_threads=1)
     for threads in (2, 3, 8):
-        same_bits(attnc.attention(query, key, value, num_threads=threads), wanted)
+        assert_same_bytes(attnc.attention(query, key, value, num_threads=threads), wanted)
     with plans() as taken:
         attnc.attention(query, key, value, num_threads=8)
     assert taken[-1].threads == 8 and taken[-1].splits >= 16
