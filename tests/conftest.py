@@ -40,17 +40,16 @@ def pytest_collection_modifyitems(config, items):
         case = item.nodeid.replace(f"[{isa}-", "[").replace(f"[{isa}]", "")
         order[item] = order.setdefault(case, len(order))
         alike.setdefault((item.nodeid.partition("[")[0], isa), []).append(item)
-    if "avx512bf16" in _isa.available():        # the code of avx512 is the same, but for dot products of bfloat16
-        for (_, isa), cases in alike.items():
-            for item in cases[1:] if isa == "avx512" else []:
-                if "bfloat16" not in item.nodeid:
-                    item.add_marker("more")
     items.sort(key=order.get)
     if count := config.getoption("cases"):
         some = {case for (name, _), cases in alike.items()      # the same cases on every set
                 for case in random.Random(f"{SEED} {name}").sample(cases, min(count, len(cases)))}
         config.hook.pytest_deselected(items=[item for item in items if item not in some])
         items[:] = [item for item in items if item in some]
+    elif "avx512bf16" in _isa.available():      # the code of avx512 is the same, but for dot products of bfloat16
+        for item in [item for (_, isa), cases in alike.items() if isa == "avx512" for item in cases[1:]]:
+            if "bfloat16" not in item.nodeid:
+                item.add_marker("more")
 
 
 @pytest.fixture(params=_isa.available())
