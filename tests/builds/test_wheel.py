@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 
@@ -109,3 +110,13 @@ def test_the_wheel_benchmarks_itself_without_a_compiler_from_an_empty_folder(pyt
         assert part in done.stdout
     assert "FAIL" not in done.stdout
     assert os.listdir(empty) == []
+
+
+def test_the_tests_of_each_built_wheel_need_no_other_file(tmp_path):
+    """cibuildwheel copies `test-sources` alone."""
+    for name in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]["test-sources"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    done = run(sys.executable, "-P", "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "tests",
+               folder=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:]
