@@ -180,7 +180,7 @@ def compute(seed=0):
 
 
 @needs_fork
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
 @pytest.mark.parametrize("child_computes", [True, False])
 def test_fork_after_use(child_computes):
     """The child gives the same bits (alone, without threads); the parent goes on with its threads."""
@@ -212,7 +212,7 @@ def waited(child, seconds=20):
     return "hangs"
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_multiprocessing(method, monkeypatch):
     monkeypatch.setattr(sys, "path", [os.path.dirname(__file__), *sys.path])
