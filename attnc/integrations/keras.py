@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import keras
 import numpy as np
 from keras import ops
 
 import attnc
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 class _Attention:
     """What both layers have in common: the seam that Keras leaves to subclasses, `_compute_attention`."""
 
-    def _compute_attention(self, query, key, value, attention_mask=None, training=None, return_attention_scores=None,
-                           use_causal_mask=False):
+    _return_attention_scores: bool      # of Keras
+
+    def _compute_attention(self, query: Any, key: Any, value: Any, attention_mask: Any = None,
+                           training: bool | None = None, return_attention_scores: bool | None = None,
+                           use_causal_mask: bool = False) -> tuple[Any, Any]:
         """Output of projected heads, (batch, length, heads, dim), and scores (batch, heads, length, keys) or None."""
         rate = getattr(self, "_dropout", None) or getattr(self, "dropout", 0.0)
         if training and rate:
@@ -26,12 +34,12 @@ class _Attention:
             mask = ops.cast(mask if len(mask.shape) == 4 else ops.expand_dims(mask, -3), "bool")
         return attend(query, self._own_heads(key), self._own_heads(value), mask, causal=use_causal_mask, scores=scores)
 
-    def _own_heads(self, x):
+    def _own_heads(self, x: Any) -> Any:
         return x
 
 
 @keras.saving.register_keras_serializable("attnc")
-class MultiHeadAttention(_Attention, keras.layers.MultiHeadAttention):
+class MultiHeadAttention(_Attention, keras.layers.MultiHeadAttention):    # type: ignore[misc]    # Any to mypy
     """`keras.layers.MultiHeadAttention` by attnc; ``return_attention_scores=True`` costs no second computation.
 
     Parameters
@@ -54,7 +62,7 @@ class MultiHeadAttention(_Attention, keras.layers.MultiHeadAttention):
 
 
 @keras.saving.register_keras_serializable("attnc")
-class GroupedQueryAttention(_Attention, keras.layers.GroupQueryAttention):
+class GroupedQueryAttention(_Attention, keras.layers.GroupQueryAttention):    # type: ignore[misc]    # Any to mypy
     """`keras.layers.GroupQueryAttention` by attnc, which reads each key head once for all query heads that share it.
 
     Parameters
@@ -69,11 +77,11 @@ class GroupedQueryAttention(_Attention, keras.layers.GroupQueryAttention):
     (1, 3, 8)
     """
 
-    def _own_heads(self, x):
+    def _own_heads(self, x: Any) -> Any:
         return x[:, :, ::self.num_repeats]          # the layer has repeated them
 
 
-def attend(query, key, value, mask, *, causal: bool, scores: bool):
+def attend(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scores: bool) -> tuple[Any, Any]:
     """Output, and scores or None, of tensors of the backend in use."""
     backend = keras.backend.backend()
     if backend not in _BACKENDS:
@@ -82,18 +90,18 @@ def attend(query, key, value, mask, *, causal: bool, scores: bool):
     return _BACKENDS[backend](query, key, value, mask, causal, scores)
 
 
-def _numpy(query, key, value, mask, causal, scores):
-    options = {"layout": "bnhd", "mask": mask, "causal": causal, "q_offset": 0 if causal else None}
+def _numpy(query: Any, key: Any, value: Any, mask: Any, causal: bool, scores: bool) -> tuple[Any, Any]:
+    options: dict[str, Any] = {"layout": "bnhd", "mask": mask, "causal": causal, "q_offset": 0 if causal else None}
     if not scores:
         return attnc.attention(query, key, value, **options), None
     result = attnc.attention(query, key, value, want="weights", **options)
     return result.output, result.weights
 
 
-def _torch(query, key, value, mask, causal, scores):
+def _torch(query: Any, key: Any, value: Any, mask: Any, causal: bool, scores: bool) -> tuple[Any, Any]:
     from .torch import attention
 
-    options = {"layout": "bnhd", "causal": causal, "q_offset": 0 if causal else None}
+    options: dict[str, Any] = {"layout": "bnhd", "causal": causal, "q_offset": 0 if causal else None}
     if mask is not None:
         options["mask"] = mask
     if not scores:
@@ -102,7 +110,7 @@ def _torch(query, key, value, mask, causal, scores):
     return result.output, result.weights
 
 
-def _jax(query, key, value, mask, causal, scores):
+def _jax(query: Any, key: Any, value: Any, mask: Any, causal: bool, scores: bool) -> tuple[Any, Any]:
     import jax
 
     from .jax import dot_product_attention
@@ -112,7 +120,7 @@ def _jax(query, key, value, mask, causal, scores):
         return output, None
     shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
 
-    def weights(query, key, mask):
+    def weights(query: Any, key: Any, mask: Any) -> np.ndarray:
         query, key, mask = (None if x is None else np.asarray(x) for x in (query, key, mask))
         return attnc.attention_weights(query, key, mask=mask, causal=causal, q_offset=0 if causal else None,
                                        layout="bnhd")
@@ -122,4 +130,4 @@ def _jax(query, key, value, mask, causal, scores):
     return output, found
 
 
-_BACKENDS = {"torch": _torch, "jax": _jax, "numpy": _numpy}
+_BACKENDS: dict[str, Callable[..., tuple[Any, Any]]] = {"torch": _torch, "jax": _jax, "numpy": _numpy}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,18 @@ import attnc
 from .._checks import attention_args, backward_args
 from .._checks.scalars import check_causal, check_choice, check_want
 from ..results import AttentionGradients, AttentionResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import ParamSpec, TypeVar
+
+    from mpi4py import MPI
+
+    from .._checks import Args
+    from .._types import ArrayLike, Lse
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
 ORDERS = ("contiguous", "zigzag")
 SHOWN = 4       # differences that a message shows
@@ -73,7 +85,7 @@ def pieces(length: int, size: int, order: str = "contiguous") -> list[list[Piece
     return found
 
 
-def scatter(comm, array, order: str = "contiguous", axis: int = -2) -> np.ndarray:
+def scatter(comm: MPI.Comm, array: np.ndarray, order: str = "contiguous", axis: int = -2) -> np.ndarray:
     """This rank's part of an array that every rank has, along `axis`."""
     own = pieces(array.shape[axis], comm.size, order)[comm.rank]
     return np.concatenate([np.take(array, range(piece.start, piece.stop), axis) for piece in own], axis)
@@ -86,14 +98,14 @@ class _Failure(NamedTuple):
     text: str
 
     @classmethod
-    def of(cls, error: BaseException):
+    def of(cls, error: BaseException) -> _Failure:
         for kind in (TypeError, ValueError, MemoryError):
             if isinstance(error, kind):
                 return cls(kind, str(error))
         return cls(RuntimeError, f"{type(error).__name__}: {error}")
 
 
-def _attempt(function, *arguments, **options):
+def _attempt(function: Callable[..., R], *arguments: Any, **options: Any) -> R | BaseException:
     """What the function returns, or the exception that it raises."""
     try:
         return function(*arguments, **options)
@@ -101,7 +113,7 @@ def _attempt(function, *arguments, **options):
         return error
 
 
-def _everyones(comm, mine):
+def _everyones(comm: MPI.Comm, mine: Any) -> list[Any]:
     """What each rank has; an exception that one rank has is raised on every rank."""
     own = mine if isinstance(mine, BaseException) else None
     everyone = comm.allgather(mine if own is None else _Failure.of(own))
@@ -113,14 +125,14 @@ def _everyones(comm, mine):
     return everyone
 
 
-def _collective(function):
+def _collective(function: Callable[P, R]) -> Callable[P, R]:
     """Arguments that do not fit the signature on one rank are an error on every rank: the others wait for this one."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def call(*arguments, **options):
+    def call(*arguments: P.args, **options: P.kwargs) -> R:
         misfit = _attempt(signature.bind, *arguments, **options)
-        comm = arguments[0] if arguments else options.get("comm")
+        comm: Any = arguments[0] if arguments else options.get("comm")
         if isinstance(misfit, TypeError) and hasattr(comm, "allgather"):
             _everyones(comm, TypeError(f"{function.__name__}() {misfit}"))
         return function(*arguments, **options)
@@ -129,8 +141,10 @@ def _collective(function):
 
 
 @_collective
-def ring_attention(comm, query, key, value, *, causal=False, scale=None, softcap=None, sinks=None,
-                   order="contiguous", want=(), num_threads=None):
+def ring_attention(comm: MPI.Comm, query: ArrayLike, key: ArrayLike, value: ArrayLike, *, causal: bool = False,
+                   scale: float | None = None, softcap: float | None = None, sinks: ArrayLike | None = None,
+                   order: str = "contiguous", want: Lse | tuple[()] = (),
+                   num_threads: int | None = None) -> np.ndarray | AttentionResult:
     """`attnc.attention` over a sequence that lies over the ranks of a communicator.
 
     Parameters
@@ -164,31 +178,32 @@ def ring_attention(comm, query, key, value, *, causal=False, scale=None, softcap
     >>> ring_attention(MPI.COMM_SELF, np.ones((1, 2, 4)), np.ones((1, 2, 4)), np.ones((1, 2, 1)))[0, :, 0]
     array([1., 1.])
     """
-    options = {"scale": scale, "softcap": softcap, "num_threads": num_threads}
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "num_threads": num_threads}
 
-    def check():
-        a = attention_args(query, key, value, causal=check_causal(causal), want=want, sinks=sinks, **options)
+    def check() -> Args:
+        a: Args = attention_args(query, key, value, causal=check_causal(causal), want=want, sinks=sinks, **options)
         if set(check_want(want)) - {"lse"}:
             raise ValueError(f"want={want!r}; wanted 'lse' or nothing")
         return a
 
     ring = _Ring(comm, "ring_attention", order, check)
-    states = {}
+    states: dict[Piece, tuple[np.ndarray, np.ndarray]] = {}
 
-    def attend(held, arrays):
+    def attend(held: list[Piece], arrays: list[np.ndarray]) -> None:
         for mine in ring.own:
             for theirs in held:
                 first = mine not in states
                 if causal and theirs.start >= mine.stop and not first:
                     continue
+                key_part, value_part = (x[..., theirs.here, :] for x in arrays)
                 result = attnc.attention(
-                    ring.query[..., mine.here, :], *(x[..., theirs.here, :] for x in arrays), causal=causal,
+                    ring.query[..., mine.here, :], key_part, value_part, causal=causal,
                     q_offset=mine.start - theirs.start if causal else None, sinks=sinks if first else None,
                     want="lse", **options)
                 state = result.output, result.lse
                 states[mine] = state if first else attnc.merge_states([states[mine], state])
 
-    def join():
+    def join() -> tuple[np.ndarray, np.ndarray]:
         output, lse = (np.concatenate([states[mine][n] for mine in ring.own], axis) for n, axis in ((0, -2), (1, -1)))
         return output.astype(ring.args.dtype), lse
 
@@ -198,8 +213,10 @@ def ring_attention(comm, query, key, value, *, causal=False, scale=None, softcap
 
 
 @_collective
-def ring_attention_backward(comm, grad_output, query, key, value, output, lse, *, causal=False, scale=None,
-                            softcap=None, order="contiguous", num_threads=None) -> AttentionGradients:
+def ring_attention_backward(
+        comm: MPI.Comm, grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike,
+        lse: ArrayLike, *, causal: bool = False, scale: float | None = None, softcap: float | None = None,
+        order: str = "contiguous", num_threads: int | None = None) -> AttentionGradients:
     """Gradients of `ring_attention`: those of keys and values travel with them and come home after one round.
 
     Parameters
@@ -228,11 +245,11 @@ def ring_attention_backward(comm, grad_output, query, key, value, output, lse, *
     >>> ring_attention_backward(MPI.COMM_SELF, one, one, one, one, result.output, result.lse).value[0, :, 0]
     array([1., 1.])
     """
-    options = {"scale": scale, "softcap": softcap, "num_threads": num_threads}
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "num_threads": num_threads}
     names = "query", "key", "value"
-    rows = {}
+    rows: dict[str, np.ndarray] = {}
 
-    def check():
+    def check() -> Args:
         b = backward_args(grad_output, query, key, value, output, lse, sinks=None, grad_lse=None, want=names,
                           causal=check_causal(causal), **options)
         given = {"grad_output": b.grad_output, "output": b.output, "lse": b.lse}
@@ -243,15 +260,16 @@ def ring_attention_backward(comm, grad_output, query, key, value, output, lse, *
     acc = ring.args.acc
     totals = ring.together(lambda: {name: np.zeros(getattr(ring, name).shape, acc) for name in names})
 
-    def pull_back(held, arrays, travelling):
+    def pull_back(held: list[Piece], arrays: list[np.ndarray], travelling: list[np.ndarray]) -> None:
         for mine in ring.own:
             own_grad, own_output = (rows[name][..., mine.here, :] for name in ("grad_output", "output"))
             for theirs in held:
                 if causal and theirs.start >= mine.stop:
                     continue
+                key_part, value_part = (x[..., theirs.here, :].astype(acc) for x in arrays)
                 found = attnc.attention_backward(
-                    own_grad, ring.query[..., mine.here, :], *(x[..., theirs.here, :].astype(acc) for x in arrays),
-                    own_output, rows["lse"][..., mine.here], causal=causal,
+                    own_grad, ring.query[..., mine.here, :], key_part, value_part, own_output,
+                    rows["lse"][..., mine.here], causal=causal,
                     q_offset=mine.start - theirs.start if causal else None, **options)
                 totals["query"][..., mine.here, :] += found.query
                 for total, part in zip(travelling, (found.key, found.value), strict=True):
@@ -269,18 +287,20 @@ class _Ring:
     is raised on all, and none waits for a message that does not come.
     """
 
-    def __init__(self, comm, name: str, order: str, check):
-        self.comm, self.failure = comm, None
+    def __init__(self, comm: MPI.Comm, name: str, order: str, check: Callable[[], Args]):
+        self.comm = comm
+        self.failure: BaseException | None = None
         everyone = _everyones(comm, _attempt(self._described, name, order, check))
         for rank, each in enumerate(everyone):
             _check_alike(rank, each, everyone[0])
         self.own, self.holders = self._check_lengths(everyone, order)
 
-    def _described(self, name: str, order: str, check) -> dict:
+    def _described(self, name: str, order: str, check: Callable[[], Args]) -> dict[str, Any]:
         """What the other ranks must know of this one's arguments."""
         check_choice("order", order, ORDERS)
         self.args = a = check()
-        query, self.key, self.value = (x[0] if a.two_d else x for x in (a.query, a.key, a.value))
+        inputs: tuple[Any, ...] = (a.query, a.key, a.value)     # not None: ring attention has a value
+        query, self.key, self.value = (x[0] if a.two_d else x for x in inputs)
         self.dtypes = {"query": query.dtype, "key": self.key.dtype, "value": self.value.dtype}
         self.query = query.astype(a.acc)                # wide, so that merging loses nothing
         lengths = {"query": a.q_len, "key": a.kv_len}
@@ -292,7 +312,7 @@ class _Ring:
         sinks = {} if a.sinks is None else {f"sinks[{head}]": sink for head, sink in enumerate(a.sinks.tolist())}
         return {"lengths": lengths, "alike": {name: str(x) for name, x in (alike | sinks).items()}}
 
-    def _check_lengths(self, everyone: list[dict], order: str):
+    def _check_lengths(self, everyone: list[dict[str, Any]], order: str) -> tuple[list[Piece], list[list[Piece]]]:
         """Own pieces of the queries, and every rank's pieces of the keys."""
         found = {name: [each["lengths"][name] for each in everyone] for name in ("query", "key")}
         wanted = {name: pieces(sum(lengths), self.comm.size, order) for name, lengths in found.items()}
@@ -306,13 +326,14 @@ class _Ring:
             raise ValueError(f"causal attention of {rows} rows over {keys} keys; wanted equally many")
         return wanted["query"][self.comm.rank], wanted["key"]
 
-    def together(self, function):
+    def together(self, function: Callable[[], Any]) -> Any:
         """The function's result, once it has one on every rank, after a ring without an exception."""
         result = _attempt(function) if self.failure is None else self.failure
         _everyones(self.comm, result if isinstance(result, BaseException) else None)
         return result
 
-    def turn(self, work, arrays: list, totals: list | None = None) -> list:
+    def turn(self, work: Callable[..., None], arrays: list[np.ndarray],
+             totals: list[np.ndarray] | None = None) -> list[np.ndarray]:
         """Call ``work(pieces, arrays)`` for each rank's in turn, from this rank's backwards.
 
         While it works with the arrays of one rank, those of the next arrive. The totals are what it adds to for the
@@ -320,9 +341,10 @@ class _Ring:
         rank works no more, but passes on what the others wait for; `together` raises it.
         """
         size, rank, totals = self.comm.size, self.comm.rank, totals or []
+        moving = [*arrays, *totals]
         after, before = (rank + 1) % size, (rank - 1) % size
         held, buffers = self.together(lambda: ([np.ascontiguousarray(x) for x in arrays], [
-            [np.empty(max(self._bytes_of(x, owner) for owner in range(size)), np.uint8) for x in [*arrays, *totals]]
+            [np.empty(max(self._bytes_of(x, owner) for owner in range(size)), np.uint8) for x in moving]
             for _ in range(2)]))
         for turn in range(size):
             owner, coming, pending = (rank - turn) % size, [], []
@@ -342,7 +364,7 @@ class _Ring:
             held, totals = coming, places[len(held):]
         return totals
 
-    def _shape(self, x: np.ndarray, owner: int) -> tuple:
+    def _shape(self, x: np.ndarray, owner: int) -> tuple[int, ...]:
         """Of an array like x as another rank holds it."""
         return *x.shape[:-2], sum(piece.stop - piece.start for piece in self.holders[owner]), x.shape[-1]
 
@@ -354,7 +376,7 @@ class _Ring:
         return buffer[:self._bytes_of(x, owner)].view(x.dtype).reshape(self._shape(x, owner))
 
 
-def _check_alike(rank: int, here: dict, first: dict) -> None:
+def _check_alike(rank: int, here: dict[str, Any], first: dict[str, Any]) -> None:
     """Raise what differs between a rank and rank 0."""
     here, first = here["alike"], first["alike"]
     if here != first:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 try:
@@ -14,15 +16,19 @@ except ModuleNotFoundError as error:
 
 from ..attention import attention, attention_scores
 
+if TYPE_CHECKING:
+    from .._types import Stage
+
 __all__ = ["OPERATORS", "Attention"]
 
 VERSIONS = (23, 24, 25)  # opsets that defined Attention anew; a model of a later opset uses the last of these
 SCALED, CAPPED, MASKED, WEIGHTS = range(4)  # values of qk_matmul_output_mode
 DOUBLE = 11
 PRECISIONS = (1, 10, DOUBLE, 16)  # float, float16, double, bfloat16
+_WANT: dict[int | None, Any] = {MASKED: "scores", WEIGHTS: "weights"}
 
 
-class Attention(OpRun):
+class Attention(OpRun):    # type: ignore[misc]    # onnx is Any to mypy
     """`Attention` of opset 23, 24 and 25 (nonpad_kv_seqlen from 24, windows from 25), as the model's opset says.
 
     Takes float32, float64, float16 and bfloat16, and computes in float32, or in float64 if an input is double or
@@ -52,7 +58,7 @@ class Attention(OpRun):
 
     op_domain = ""
 
-    def __init__(self, onnx_node: onnx.NodeProto, run_params: dict, schema=None):
+    def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any], schema: Any = None):
         opset = run_params["opsets"][""]
         schema = onnx.defs.get_schema("Attention", opset) if opset >= VERSIONS[0] else None
         if schema is None or schema.since_version not in VERSIONS:
@@ -64,9 +70,12 @@ class Attention(OpRun):
             raise ValueError(f"Attention of opset {opset} has no input number {len(onnx_node.input)}")
         super().__init__(onnx_node, run_params, schema)
 
-    def _run(self, query, key, value, attn_mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *,
-             scale=None, is_causal=0, q_num_heads=None, kv_num_heads=None, softmax_precision=None, softcap=0.0,
-             qk_matmul_output_mode=0, left_window_size=-1, right_window_size=-1):
+    def _run(self, query: np.ndarray, key: np.ndarray, value: np.ndarray, attn_mask: np.ndarray | None = None,
+             past_key: np.ndarray | None = None, past_value: np.ndarray | None = None,
+             nonpad_kv_seqlen: np.ndarray | None = None, *, scale: float | None = None, is_causal: int = 0,
+             q_num_heads: int | None = None, kv_num_heads: int | None = None, softmax_precision: int | None = None,
+             softcap: float = 0.0, qk_matmul_output_mode: int = 0, left_window_size: int = -1,
+             right_window_size: int = -1) -> tuple[np.ndarray, ...]:
         for name, x, meaningful in (
                 ("is_causal", is_causal, (0, 1)), ("qk_matmul_output_mode", qk_matmul_output_mode, range(4)),
                 ("softmax_precision", softmax_precision, (None, *PRECISIONS)),
@@ -82,8 +91,8 @@ class Attention(OpRun):
         dtype, packed = query.dtype, query.ndim == 3
         query = _split_heads("Q", query, "q_num_heads", q_num_heads)
         key, value = (_split_heads(name, x, "kv_num_heads", kv_num_heads) for name, x in (("K", key), ("V", value)))
-        offset = 0  # position of the first row: how many keys came before
-        if past_key is not None:
+        offset: int | np.ndarray = 0  # position of the first row: how many keys came before
+        if past_key is not None and past_value is not None:
             key, value = (np.concatenate(pair, axis=2) for pair in ((past_key, key), (past_value, value)))
             offset = past_key.shape[2]
         elif nonpad_kv_seqlen is not None:
@@ -93,18 +102,18 @@ class Attention(OpRun):
             query = query.astype(np.float64)  # one float64 input is enough for float64 throughout
 
         mode = qk_matmul_output_mode if len(self.output) > 3 and self.output[3] else None
-        product = {"scale": None if scale is None else float(scale), "softcap": float(softcap) or None}
+        product: dict[str, Any] = {"scale": None if scale is None else float(scale), "softcap": float(softcap) or None}
+        left, right = (None if n < 0 else n for n in (left_window_size, right_window_size))
         result = attention(
             query, key, value, **product, **_mask_or_bias(attn_mask, key.shape[2]), causal=bool(is_causal),
-            window=tuple(None if n < 0 else n for n in (left_window_size, right_window_size)), q_offset=offset,
-            kv_lengths=nonpad_kv_seqlen, want={MASKED: "scores", WEIGHTS: "weights"}.get(mode, ()))
+            window=(left, right), q_offset=offset, kv_lengths=nonpad_kv_seqlen, want=_WANT.get(mode, ()))
         output = getattr(result, "output", result)
         if packed:
             output = output.swapaxes(1, 2).reshape(output.shape[0], output.shape[2], output.shape[1] * output.shape[3])
         outputs = [output.astype(dtype, copy=False), *present]
         if mode is not None:
             if mode in (SCALED, CAPPED):
-                stage = "capped" if mode == CAPPED else "scaled"
+                stage: Stage = "capped" if mode == CAPPED else "scaled"
                 middle = attention_scores(query, key, stage=stage, **product)
             else:
                 middle = result.scores if mode == MASKED else result.weights
@@ -129,7 +138,7 @@ def _split_heads(name: str, x: np.ndarray, attribute: str, heads: int | None) ->
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(1, 2)
 
 
-def _mask_or_bias(attn_mask: np.ndarray | None, kv_len: int) -> dict:
+def _mask_or_bias(attn_mask: np.ndarray | None, kv_len: int) -> dict[str, Any]:
     """The option for `attn_mask`; the keys that a short one does not cover are not allowed."""
     if attn_mask is None:
         return {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import dask
 import dask.array as da
 import numpy as np
@@ -13,12 +15,20 @@ from ..._checks.scalars import check_want
 from ...results import AttentionResult
 from ._grid import Grid
 
+if TYPE_CHECKING:
+    from ..._types import ArrayLike, Layout, Lse, Window
+
 FAN_IN = 4      # partial results that one task merges
 
 
-def attention(query, key, value, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
-              scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None, q_lengths=None,
-              kv_lengths=None, layout="bhnd", want=(), num_threads=None):
+def attention(
+        query: da.Array, key: da.Array, value: da.Array, *, mask: ArrayLike | None = None,
+        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, causal: bool = False,
+        window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Lse | tuple[()] = (),
+        num_threads: int | None = None) -> da.Array | AttentionResult:
     """`attnc.attention` on dask arrays, cut along batch, heads, queries and keys in any way.
 
     Each block of queries meets each block of keys that some of its rows may see, as a task of its own; the results are
@@ -83,7 +93,7 @@ def states(grid: Grid) -> tuple[da.Array, da.Array]:
     return assembled(outputs), assembled(lses)
 
 
-def assembled(found: dict) -> da.Array:
+def assembled(found: dict[tuple[int, ...], da.Array]) -> da.Array:
     """Blocks by their numbers on each axis as one array."""
     size = [1 + max(places) for places in zip(*found, strict=True)]
     nested = np.empty(size, object)
@@ -92,7 +102,8 @@ def assembled(found: dict) -> da.Array:
     return da.block(nested.tolist())
 
 
-def _part(query, key, value, options, first):
+def _part(query: np.ndarray, key: np.ndarray, value: np.ndarray | None, options: dict[str, Any],
+          first: bool) -> tuple[np.ndarray, np.ndarray]:
     """What a block of keys adds. Sinks enter once."""
     if not first:
         options = {name: option for name, option in options.items() if name != "sinks"}
@@ -102,5 +113,5 @@ def _part(query, key, value, options, first):
     return result.output, result.lse
 
 
-def _merge(parts):
+def _merge(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     return attnc.merge_states(parts) if len(parts) > 1 else parts[0]

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any
 
 import dask.array as da
 import numpy as np
 
 from ..._checks import attention_args
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..._checks import Args
 
 # The axes that the last axes of an option stand for; what comes before them are batch axes.
 AXES = {"mask": "hij", "bias": "hij", "key_mask": "j", "alibi_slopes": "h", "sinks": "h", "q_segments": "i",
@@ -38,7 +44,7 @@ class Block:
         return self.stop - self.start
 
 
-def blocks(chunks: tuple) -> list[Block]:
+def blocks(chunks: tuple[int, ...]) -> list[Block]:
     """The blocks of an axis with these chunks."""
     ends = np.cumsum((0, *chunks)).tolist()
     return [Block(n, start, stop) for n, (start, stop) in enumerate(pairwise(ends))]
@@ -55,7 +61,7 @@ class Grid:
     batch, heads, rows, keys : the blocks of each batch axis (a list for each), of kv heads, of queries and of keys
     """
 
-    def __init__(self, query, key, value, options: dict):
+    def __init__(self, query: da.Array, key: da.Array, value: da.Array | None, options: dict[str, Any]):
         given = {"query": query, "key": key} | ({} if value is None else {"value": value})
         for name, array in given.items():
             _check_chunks(name, array)
@@ -85,7 +91,7 @@ class Grid:
     def group(self) -> int:
         return self.args.q_heads // self.args.kv_heads if self.args.kv_heads else 1
 
-    def row_blocks(self):
+    def row_blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[Block, ...], Block, Block]]:
         """Every block of rows: its place, the sizes of the axes before the length, and where it lies."""
         for batch, head, rows in product(product(*self.batch), self.heads, self.rows):
             place = (*(block.number for block in batch), head.number, rows.number)
@@ -95,13 +101,13 @@ class Grid:
         """The query heads that read a block of kv heads."""
         return slice(head.start * self.group, head.stop * self.group)
 
-    def cut(self, array, batch, heads: slice | None, length: Block):
+    def cut(self, array: da.Array, batch: Sequence[Block], heads: slice | None, length: Block) -> da.Array:
         """The block of an input; batch axes of length 1 serve all."""
         lead = [slice(None) if size == 1 else block.places
                 for size, block in zip(array.shape[:-3], batch[len(batch) - (array.ndim - 3):], strict=True)]
         return array[(*lead, heads, length.places)]
 
-    def inputs(self, batch, head: Block, rows: Block, keys: Block) -> list:
+    def inputs(self, batch: Sequence[Block], head: Block, rows: Block, keys: Block) -> list[da.Array | None]:
         """Query, key and value of a pair of blocks; the query is as wide as the sums, so that merging loses nothing."""
         query = self.cut(self.query, batch, self.q_heads(head), rows).astype(self.args.acc)
         rest = [None if x is None else self.cut(x, batch, head.places, keys) for x in (self.key, self.value)]
@@ -119,7 +125,7 @@ class Grid:
                 and not (right is not None and keys.start > last + right)
                 and not (left is not None and keys.stop - 1 < first - left)]
 
-    def part(self, batch, head: Block, rows: Block, keys: Block) -> dict:
+    def part(self, batch: Sequence[Block], head: Block, rows: Block, keys: Block) -> dict[str, Any]:
         """The options of a pair of blocks, in whose own places they are written."""
         found = {name: option for name, option in self.options.items() if name not in AXES}
         within = {"h": self.q_heads(head), "i": rows.places, "j": keys.places}
@@ -135,12 +141,13 @@ class Grid:
         return found
 
 
-def _of(array: np.ndarray, batch) -> np.ndarray:
+def _of(array: np.ndarray, batch: Sequence[Block]) -> np.ndarray:
     """The batch blocks of a per-batch array."""
-    return _cut_option(array, "", {}, batch)
+    found: np.ndarray = _cut_option(array, "", {}, batch)
+    return found
 
 
-def _cut_option(option, axes: str, within: dict, batch):
+def _cut_option(option: Any, axes: str, within: dict[str, slice], batch: Sequence[Block]) -> Any:
     """The part of an option that belongs to a pair of blocks; axes of length 1 and missing ones serve all."""
     if np.ndim(option) == 0:
         return option
@@ -150,7 +157,7 @@ def _cut_option(option, axes: str, within: dict, batch):
     return option[tuple(slice(None) if size == 1 else place for size, place in zip(option.shape, places, strict=True))]
 
 
-def _check_chunks(name: str, array) -> None:
+def _check_chunks(name: str, array: Any) -> None:
     if not isinstance(array, da.Array):
         raise TypeError(f"{name} is {type(array).__name__}; wanted a dask array (dask.array.from_array makes one)")
     if any(np.isnan(size) for size in array.shape):
@@ -158,14 +165,14 @@ def _check_chunks(name: str, array) -> None:
                          f"call {name}.compute_chunk_sizes() first")
 
 
-def _empty(array):
+def _empty(array: Any) -> Any:
     """An array of the same shape and dtype that takes no memory, for the checks."""
     if array is None or np.ndim(array) == 0 or not hasattr(array, "dtype"):
         return array
     return np.broadcast_to(np.zeros((), array.dtype), array.shape)
 
 
-def _fitting(arrays: list, a) -> list:
+def _fitting(arrays: list[da.Array], a: Args) -> list[da.Array]:
     """Chunks that meet: batch axes cut alike, whole groups of heads, whole depths, values cut as keys are."""
     lead = len(a.batch)
     chunks = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import dask
 import dask.array as da
 import numpy as np
@@ -12,6 +14,11 @@ from ..._checks.weights import check_bins, check_k
 from ...results import TopKeys
 from ._attention import assembled, states
 from ._grid import Grid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ._grid import Block
 
 
 class AttentionWeights:
@@ -42,7 +49,7 @@ class AttentionWeights:
     array([[[1., 1., 1., 1., 1., 1., 1., 1.]]], dtype=float32)
     """
 
-    def __init__(self, query, key, **options):
+    def __init__(self, query: da.Array, key: da.Array, **options: Any):
         self._grid = Grid(query, key, None, options)
         a = self._grid.args
         self.shape = a.weights_shape
@@ -91,14 +98,16 @@ class AttentionWeights:
     def _shown(self, result: da.Array) -> da.Array:
         return result[0] if self._grid.args.two_d else result
 
-    def _delayed(self, function, batch, head, rows, keys, *more):
+    def _delayed(self, function: Callable[..., Any], batch: Sequence[Block], head: Block, rows: Block, keys: Block,
+                 *more: Any) -> Any:
         """A task on the weights of a pair of blocks."""
         lse = self._grid.cut(self._lse[..., None], batch, self._grid.q_heads(head), rows)[..., 0]
         query, key, _ = self._grid.inputs(batch, head, rows, keys)
         options = self._grid.part(batch, head, rows, keys)
         return dask.delayed(_under)(function, query, key, lse, options, (rows.start, keys.start), more)
 
-    def _pairs(self, function, shape, *more) -> da.Array:
+    def _pairs(self, function: Callable[..., Any], shape: Callable[[Block, Block], tuple[int, int]],
+               *more: Any) -> da.Array:
         """A block of results for each pair of blocks; zeros where no row may see a key."""
         found = {}
         for place, sizes, batch, head, rows in self._grid.row_blocks():
@@ -113,25 +122,28 @@ class AttentionWeights:
         return assembled(found)
 
 
-def _under(function, query, key, lse, options, start, more):
+def _under(function: Callable[..., Any], query: np.ndarray, key: np.ndarray, lse: np.ndarray, options: dict[str, Any],
+           start: tuple[int, int], more: tuple[Any, ...]) -> Any:
     """The function on the weights of these keys among all."""
     return function(attnc.AttentionWeights(query, key, lse=lse, **options), start, *more)
 
 
-def _dense(weights, start):
+def _dense(weights: attnc.AttentionWeights, start: tuple[int, int]) -> np.ndarray:
     return weights.dense()
 
 
-def _key_mass(weights, start):
+def _key_mass(weights: attnc.AttentionWeights, start: tuple[int, int]) -> np.ndarray:
     return weights.key_mass()[..., None, :]
 
 
-def _topk(weights, start, k, first):
+def _topk(weights: attnc.AttentionWeights, start: tuple[int, int], k: int,
+          first: int) -> tuple[np.ndarray, np.ndarray]:
     found = weights.topk(min(k, weights.shape[-1]))
     return found.weights, np.where(found.indices < 0, -1, found.indices + first)
 
 
-def _best(parts, k, lead, dtype):
+def _best(parts: list[tuple[np.ndarray, np.ndarray]], k: int, lead: tuple[int, ...],
+          dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """The best of what each block of keys found: by weight, ties to the smaller index, missing ones last."""
     weights = np.concatenate([np.zeros((*lead, k), dtype), *(part[0] for part in parts)], -1)
     indices = np.concatenate([np.full((*lead, k), -1), *(part[1] for part in parts)], -1)
@@ -140,7 +152,8 @@ def _best(parts, k, lead, dtype):
     return np.where(wrong, np.nan, np.take_along_axis(weights, order, -1)), np.take_along_axis(indices, order, -1)
 
 
-def _map(weights, start, bins, shape):
+def _map(weights: attnc.AttentionWeights, start: tuple[int, int], bins: tuple[int, int],
+         shape: tuple[int, ...]) -> np.ndarray:
     """Sums over this block's part of each bin."""
     labels = [np.arange(first, first + length) * count // whole for first, length, count, whole in zip(
         start, weights.shape[-2:], bins, shape[-2:], strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -16,11 +17,19 @@ from ._interception import Interception
 from ._operators import arguments, room
 from ._tensors import as_array, as_tensor
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import SimpleNamespace
+
+    from ..._types import Wanted
+
 __all__ = ["as_array", "as_tensor", "attention", "attention_weights", "patch", "scaled_dot_product_attention"]
 
 
-def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None,
-                                 enable_gqa=False) -> torch.Tensor:
+def scaled_dot_product_attention(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
+        enable_gqa: bool = False) -> torch.Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`, by attnc: arguments and meaning are torch's.
 
     ``is_causal=True`` is top-left: row 0 sees key 0 alone, also where there are more keys than rows.
@@ -65,7 +74,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
         raise ValueError("attn_mask and is_causal=True were given; wanted one of them")
     if not query.dtype == key.dtype == value.dtype:
         raise TypeError(f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}")
-    options = {"scale": scale, "causal": is_causal, "q_offset": 0 if is_causal else None}
+    options: dict[str, Any] = {"scale": scale, "causal": is_causal, "q_offset": 0 if is_causal else None}
     if attn_mask is not None:
         _tensors.check("attn_mask", attn_mask)
         if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
@@ -75,7 +84,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     return _attend(*_heads(query, key, value, enable_gqa), (), options, order)
 
 
-def _order(query, key, value, attn_mask, grouped: bool) -> list | None:
+def _order(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None,
+           grouped: bool) -> list[int] | None:
     """The order in memory of the output's axes: that of the query where torch's fused kernel would run, else None.
 
     Code that takes a view of the output, such as ``.transpose(1, 2).view(...)``, depends on it.
@@ -93,7 +103,8 @@ def _order(query, key, value, attn_mask, grouped: bool) -> list | None:
     return [places.index(place) for place in range(4)]
 
 
-def _heads(query, key, value, grouped: bool) -> tuple:
+def _heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+           grouped: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Ranks that attnc takes together; heads that torch would broadcast are."""
     if max(query.ndim, key.ndim, value.ndim) > 2:
         query, key, value = (x[None] if x.ndim == 2 else x for x in (query, key, value))
@@ -108,7 +119,8 @@ def _heads(query, key, value, grouped: bool) -> tuple:
     return query, key, value
 
 
-def attention(query, key, value, *, want=(), **options) -> torch.Tensor | attnc.AttentionResult:
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, want: Wanted | tuple[()] = (),
+              **options: Any) -> torch.Tensor | attnc.AttentionResult:
     """`attnc.attention` on tensors: its options, its defaults and its results, with gradients.
 
     Parameters
@@ -149,14 +161,15 @@ def attention(query, key, value, *, want=(), **options) -> torch.Tensor | attnc.
     return _attend(query, key, value, want, options)
 
 
-def _check(query, key, value) -> None:
+def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         _tensors.check(name, x)
         if not x.dtype.is_floating_point:
             raise TypeError(f"{name} must be of a floating-point dtype, got {x.dtype}")
 
 
-def _attend(query, key, value, want, options: dict, order=None) -> torch.Tensor | attnc.AttentionResult:
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, want: Any, options: dict[str, Any],
+            order: list[int] | None = None) -> torch.Tensor | attnc.AttentionResult:
     """Attention of tensors that were checked: by itself, as a function of autograd, or as an operator."""
     tensors = {"query": query, "key": key, "value": value,
                **{name: x for name, x in options.items() if isinstance(x, torch.Tensor)}}
@@ -187,7 +200,7 @@ def _attend(query, key, value, want, options: dict, order=None) -> torch.Tensor 
     return attnc.AttentionResult(output, **{name: results[name] for name in names}) if names else output
 
 
-def attention_weights(query, key, **options) -> attnc.AttentionWeights:
+def attention_weights(query: torch.Tensor, key: torch.Tensor, **options: Any) -> attnc.AttentionWeights:
     """The weights of tensors as an `attnc.AttentionWeights`, for statistics without the matrix; NumPy results.
 
     Parameters
@@ -238,21 +251,21 @@ class patch(contextlib.ContextDecorator):
     torch.Size([1, 3, 8])
     """
 
-    def __init__(self):
-        self._entered = []
+    def __init__(self) -> None:
+        self._entered: list[bool] = []
 
     def __enter__(self) -> None:
         _INTERCEPTION.enter("patch")
         self._entered.append(True)
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         if not self._entered:
             raise RuntimeError("a patch() was left that had not been entered")
         self._entered.pop()
         _INTERCEPTION.leave("patch")
 
 
-def _stand_in(state):
+def _stand_in(state: SimpleNamespace) -> Callable[..., torch.Tensor]:
     """What stands in the place of torch's function, as torch.jit.script takes it: annotated, nothing keyword-only."""
     def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                                      attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
@@ -270,7 +283,8 @@ def _stand_in(state):
     return scaled_dot_product_attention
 
 
-def _route(state, query, key, value, attn_mask, *args, **options):
+def _route(state: SimpleNamespace, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+           attn_mask: torch.Tensor | None, *args: Any, **options: Any) -> torch.Tensor:
     tensors = [query, key, value, *([] if attn_mask is None else [attn_mask])]
     if "patch" in state.purposes and all(_tensors.is_plain(x) for x in tensors):
         # of a mode: plain tensors override nothing

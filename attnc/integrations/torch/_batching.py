@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import types
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import _formula
 from ._operators import ARRAYS, INPUTS, LIBRARY, NUMBERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 # How many axes an argument has beside those of the batch; sinks have no batch axes unless they are mapped.
 _AXES = {"query": 3, "key": 3, "value": 3, "output": 3, "grad_output": 3, "lse": 2, "grad_lse": 2, "mask": 3,
@@ -19,7 +23,7 @@ _ORDER = list(NUMBERS).index("order")
 class _Folded:
     """The arguments of an operator by name, their tensors with the mapped axis first and all batch axes there."""
 
-    def __init__(self, size, in_dims, names, args):
+    def __init__(self, size: int, in_dims: Sequence[int | None], names: Sequence[str], args: Sequence[Any]):
         given, dims = dict(zip(names, args, strict=False)), dict(zip(names, in_dims, strict=False))
         shapes = {name: [n for k, n in enumerate(x.shape) if k != dims[name]] for name, x in given.items()
                   if x is not None}
@@ -38,7 +42,7 @@ class _Folded:
             given["sinks"] = given["sinks"].reshape(-1)
         self.expand("query")     # a mask alone may be mapped, and does not make a batch
 
-    def expand(self, *names):
+    def expand(self, *names: str) -> None:
         for name in names:
             if (x := self.given[name]) is not None:
                 self.given[name] = x.expand(self.size, *x.shape[1:])
@@ -47,14 +51,16 @@ class _Folded:
         """A result without the axis of the one head that 2-D arguments have."""
         return x.squeeze(1) if self.two_d and heads else x
 
-    def arguments(self, *numbers) -> list:
-        numbers = list(numbers)
-        numbers[_ORDER] = None      # the axes in memory are those of one example
-        return [*self.given.values(), *numbers]
+    def arguments(self, *numbers: Any) -> list[Any]:
+        own = list(numbers)
+        own[_ORDER] = None      # the axes in memory are those of one example
+        return [*self.given.values(), *own]
 
 
-@torch._disable_dynamo
-def _attention(info, in_dims, *args):
+# torch is Any to mypy, hence its decorators are untyped.
+
+@torch._disable_dynamo     # type: ignore[untyped-decorator]
+def _attention(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
     folded = _Folded(info.batch_size, in_dims, INPUTS, args)
     *numbers, weights = args[len(INPUTS):]
     function = _formula.attention if "sinks" in folded.mapped else torch.ops.attnc.attention.default
@@ -63,8 +69,8 @@ def _attention(info, in_dims, *args):
     return results, (0, 0, 0 if weights else None)
 
 
-@torch._disable_dynamo
-def _attention_backward(info, in_dims, *args):
+@torch._disable_dynamo     # type: ignore[untyped-decorator]
+def _attention_backward(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[list[torch.Tensor], list[int]]:
     names = ("grad_output", "grad_lse", "query", "key", "value", "output", "lse", *ARRAYS)
     folded = _Folded(info.batch_size, in_dims, names, args)
     *numbers, want = args[len(names):]
@@ -81,7 +87,7 @@ def _attention_backward(info, in_dims, *args):
     return results, [0] * len(results)
 
 
-def _sinks_gradient(folded: _Folded, numbers) -> torch.Tensor:
+def _sinks_gradient(folded: _Folded, numbers: Sequence[Any]) -> torch.Tensor:
     given = folded.given
     lse = given["lse"]
     grad, output = (given[name].to(lse.dtype) for name in ("grad_output", "output"))
@@ -94,25 +100,25 @@ def _sinks_gradient(folded: _Folded, numbers) -> torch.Tensor:
     return found.sum(tuple(range(1, found.ndim - 1)))
 
 
-@torch._disable_dynamo
-def _attention_places(info, in_dims, *args):
+@torch._disable_dynamo     # type: ignore[untyped-decorator]
+def _attention_places(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[torch.Tensor, int]:
     names = ("query", "key", *ARRAYS)
     folded = _Folded(info.batch_size, in_dims, names, args)
     return folded.unfold(torch.ops.attnc.attention_places.default(*folded.arguments(*args[len(names):]))), 0
 
 
-def _of_grads_batched(rule):
+def _of_grads_batched(rule: Callable[..., Any]) -> Any:
     """The rule for ``is_grads_batched=True``, which maps by a mechanism older than torch.func's."""
-    @torch._disable_dynamo
-    def function(*args):
+    @torch._disable_dynamo     # type: ignore[untyped-decorator]
+    def function(*args: Any) -> Any:
         level = torch._C._vmapmode_increment_nesting() - 1
         torch._C._vmapmode_decrement_nesting()
         mapped = [isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x) for x in args]
         # an axis of size 1 comes where only an outer level has mapped the tensor
-        args = [torch._remove_batch_dim(x, level, 1, 0) if is_mapped else x
-                for x, is_mapped in zip(args, mapped, strict=True)]
-        info = types.SimpleNamespace(batch_size=max(x.shape[0] for x, y in zip(args, mapped, strict=True) if y))
-        results, dims = rule(info, [0 if is_mapped else None for is_mapped in mapped], *args)
+        plain = [torch._remove_batch_dim(x, level, 1, 0) if is_mapped else x
+                 for x, is_mapped in zip(args, mapped, strict=True)]
+        info = types.SimpleNamespace(batch_size=max(x.shape[0] for x, y in zip(plain, mapped, strict=True) if y))
+        results, dims = rule(info, [0 if is_mapped else None for is_mapped in mapped], *plain)
         found = [x if dim is None else torch._add_batch_dim(x, dim, level)
                  for x, dim in zip(results, dims, strict=True)]
         return found if isinstance(results, list) else tuple(found)

@@ -6,6 +6,8 @@ operations stand in, at the level of torch.func that asks for them.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
@@ -16,13 +18,17 @@ from . import _formula
 from ._operators import ARRAYS, INPUTS, LIBRARY, NUMBERS, arguments, room
 from ._tensors import GRADIENTS, are_eager, array, as_tensor
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
-class Attention(torch.autograd.Function):
+
+class Attention(torch.autograd.Function):    # type: ignore[misc]    # torch is Any to mypy
     """Attention with gradients without an operator, whose dispatch takes longer than a small attention."""
 
     @staticmethod
-    def forward(ctx, weights: bool, names: tuple, options: dict, order, *tensors):
-        arrays = {name: array(x) for name, x in zip(names, tensors, strict=True)}
+    def forward(ctx: Any, weights: bool, names: tuple[str, ...], options: dict[str, Any], order: list[int] | None,
+                *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        arrays: dict[str, Any] = {name: array(x) for name, x in zip(names, tensors, strict=True)}
         output = room(tensors[0], tensors[2], order)
         found = attnc.attention(**arrays, **options, want=("lse", "weights") if weights else "lse",
                                 out=None if output is None else array(output))
@@ -36,18 +42,19 @@ class Attention(torch.autograd.Function):
         return output, lse, given
 
     @staticmethod
-    def backward(ctx, grad_output, grad_lse, _):
+    def backward(ctx: Any, grad_output: torch.Tensor | None, grad_lse: torch.Tensor | None,
+                 _: None) -> tuple[torch.Tensor | None, ...]:
         *tensors, output, lse = ctx.saved_tensors
         want = [name for name, needs in zip(ctx.names, ctx.needs_input_grad[4:], strict=True) if needs]
         grad_output = torch.zeros_like(output) if grad_output is None else grad_output
         grads = [grad_output] if grad_lse is None else [grad_output, grad_lse]
         batched = any([torch._C._functorch.is_legacy_batchedtensor(x) for x in grads])     # is_grads_batched=True
         if not torch.is_grad_enabled() and not batched and are_eager([*tensors, *grads]):
-            arrays = {name: array(x) for name, x in zip(ctx.names, tensors, strict=True)}
-            found = attnc.attention_backward(
+            arrays: dict[str, Any] = {name: array(x) for name, x in zip(ctx.names, tensors, strict=True)}
+            result = attnc.attention_backward(
                 array(grad_output), output=array(output), lse=array(lse), want=tuple(want),
                 grad_lse=None if grad_lse is None else array(grad_lse), **arrays, **ctx.options)
-            found = {name: as_tensor(x) for name, x in vars(found).items()}
+            found = {name: as_tensor(x) for name, x in vars(result).items()}
         else:
             query, key, value, *options = tensors
             options = {**ctx.options, **dict(zip(ctx.names[3:], options, strict=True))}
@@ -60,9 +67,9 @@ class Attention(torch.autograd.Function):
 # The operators. A rule sees one level of torch.func, as those of torch's own operators do, and `_below` hands the call
 # to the next. Function.apply would begin at the first level again, hence the class for one.
 
-class _Attention(torch.autograd.function._SingleLevelFunction):
+class _Attention(torch.autograd.function._SingleLevelFunction):    # type: ignore[misc]    # torch is Any to mypy
     @staticmethod
-    def forward(ctx, *args):
+    def forward(ctx: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         output, lse, weights = _below(torch.ops.attnc.attention.default, args)
         ctx.save_for_backward(*args[:len(INPUTS)], output, lse)
         ctx.numbers = args[len(INPUTS):-1]
@@ -71,7 +78,8 @@ class _Attention(torch.autograd.function._SingleLevelFunction):
         return output, lse, weights
 
     @staticmethod
-    def backward(ctx, grad_output, grad_lse, _):
+    def backward(ctx: Any, grad_output: torch.Tensor | None, grad_lse: torch.Tensor | None,
+                 _: None) -> tuple[torch.Tensor | None, ...]:
         *tensors, output, lse = ctx.saved_tensors
         want = [name for name, needs in zip(INPUTS, ctx.needs_input_grad, strict=False) if needs]
         grad_output = torch.zeros_like(output) if grad_output is None else grad_output
@@ -81,20 +89,20 @@ class _Attention(torch.autograd.function._SingleLevelFunction):
         return (*(found.get(name) for name in INPUTS), *[None] * (len(NUMBERS) + 1))
 
 
-class _AttentionBackward(torch.autograd.function._SingleLevelFunction):
+class _AttentionBackward(torch.autograd.function._SingleLevelFunction):    # type: ignore[misc]    # Any to mypy
     @staticmethod
-    def forward(ctx, *args):
+    def forward(ctx: Any, *args: Any) -> tuple[torch.Tensor, ...]:
         ctx.save_for_backward(*(x for x in args if isinstance(x, torch.Tensor)))
         ctx.rest = [None if isinstance(x, torch.Tensor) else (x,) for x in args]
         return tuple(_below(torch.ops.attnc.attention_backward.default, args))
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         saved = iter(ctx.saved_tensors)
         args = [next(saved) if x is None else x[0] for x in ctx.rest]
         wanted = [i for i, needs in enumerate(ctx.needs_input_grad) if needs]
 
-        def function(*inputs):
+        def function(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
             given = dict(zip(wanted, inputs, strict=True))
             return tuple(_formula.attention_backward(*(given.get(i, x) for i, x in enumerate(args))))
 
@@ -108,16 +116,16 @@ def has_tangent(x: torch.Tensor) -> bool:
     return torch._VF._unpack_dual(x, level=0)[1] is not None
 
 
-def _below(operator, args):
+def _below(operator: Callable[..., Any], args: Sequence[Any]) -> Any:
     """The call at the next level, with derivatives: a Function turns them off for what it calls."""
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
         return operator(*args)
 
 
-def _rule(operator, function, formula, names):
+def _rule(operator: Callable[..., Any], function: Any, formula: Any, names: Sequence[str]) -> Any:
     """The rule of autograd for an operator whose first arguments are tensors of these names."""
-    @torch._disable_dynamo
-    def rule(*args):
+    @torch._disable_dynamo     # type: ignore[untyped-decorator]    # torch is Any to mypy
+    def rule(*args: Any) -> Any:
         tensors = [(name, x) for name, x in zip(names, args, strict=False) if x is not None]
         duals = {name for name, x in tensors if has_tangent(x)}
         needs_grad = {name for name, x in tensors if x.requires_grad} if torch.is_grad_enabled() else set()
@@ -134,7 +142,7 @@ def _rule(operator, function, formula, names):
     return rule
 
 
-def _register():
+def _register() -> None:
     operators = torch.ops.attnc
     gradients = ("grad_output", "grad_lse", "query", "key", "value", "output", "lse", *ARRAYS)
     LIBRARY.impl("attention", _rule(operators.attention.default, _Attention.apply, _formula.attention, INPUTS),

@@ -7,16 +7,20 @@ of these formulas, which mean the same; `attnc.reference` has them in NumPy.
 from __future__ import annotations
 
 import types
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ._operators import ARRAYS, INPUTS, NUMBERS
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def attention(*args) -> tuple:
+
+def attention(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What the operator `attention` gives; sinks may differ in the batch, (batch..., q_heads)."""
-    *args, weights = args
-    p = _parts(args)
+    *operands, weights = args
+    p = _parts(operands)
     output = _given_axes(p, p.weights @ p.value).to(p.dtype)
     if p.order is not None:
         output = output.permute(p.order).contiguous().permute([p.order.index(axis) for axis in range(output.ndim)])
@@ -27,13 +31,15 @@ def attention(*args) -> tuple:
     return output, lse, dense if weights else output.new_empty(0)
 
 
-def attention_backward(grad_output, grad_lse, query, key, value, output, lse, *rest) -> list:
+def attention_backward(grad_output: torch.Tensor, grad_lse: torch.Tensor | None, query: torch.Tensor,
+                       key: torch.Tensor, value: torch.Tensor, output: torch.Tensor, lse: torch.Tensor,
+                       *rest: Any) -> list[torch.Tensor]:
     """What the operator `attention_backward` gives.
 
     Output and lse are those of the formula, as functions of the inputs; those given have no derivative.
     """
-    *rest, want = rest
-    p = _parts((query, key, value, *rest))
+    *options, want = rest
+    p = _parts((query, key, value, *options))
     grad = _kernel_axes(p, grad_output.to(p.query.dtype))
     if p.within is not None:
         grad = torch.where(p.within, grad, 0)
@@ -55,7 +61,7 @@ def attention_backward(grad_output, grad_lse, query, key, value, output, lse, *r
             found[name] = d_scores
         else:
             found[name] = sinks_gradient(delta.squeeze(-1), p.lse.squeeze(-1), p.sinks)
-    given = dict(zip(INPUTS, (query, key, value, *rest), strict=False))
+    given = dict(zip(INPUTS, (query, key, value, *options), strict=False))
     return [_sum_to(x, given[name].shape).to(given[name].dtype) for name, x in found.items()]
 
 
@@ -66,7 +72,7 @@ def sinks_gradient(delta: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) 
     return -torch.where(share == 0, 0, share * delta).sum(-1)
 
 
-def _parts(args) -> types.SimpleNamespace:
+def _parts(args: Sequence[Any]) -> types.SimpleNamespace:
     """Operands in (..., q_heads, length, dim) order and the dtype of accumulation; weights, lse and what they are of.
 
     A query, key or value that is not finite counts as 0 and makes NaN of the rows that may see it, so that it has no
@@ -129,15 +135,15 @@ def _parts(args) -> types.SimpleNamespace:
     return p
 
 
-def _kernel_axes(p, x: torch.Tensor) -> torch.Tensor:
+def _kernel_axes(p: types.SimpleNamespace, x: torch.Tensor) -> torch.Tensor:
     return x[None] if x.ndim == 2 else x.transpose(-2, -3) if p.layout == "bnhd" else x
 
 
-def _given_axes(p, x: torch.Tensor) -> torch.Tensor:
+def _given_axes(p: types.SimpleNamespace, x: torch.Tensor) -> torch.Tensor:
     return x.squeeze(0) if p.two_d else x.transpose(-2, -3) if p.layout == "bnhd" else x
 
 
-def _sum_to(x: torch.Tensor, shape) -> torch.Tensor:
+def _sum_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """The gradient of a tensor of `shape` from that of its broadcast: the sum over the axes that were broadcast."""
     missing = x.ndim - len(shape)
     axes = [k for k in range(x.ndim) if k < missing or (shape[k - missing] == 1 and x.shape[k] != 1)]

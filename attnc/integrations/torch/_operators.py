@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 
 import attnc
 from attnc._checks.scalars import check_window
 
 from ._tensors import array, as_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ARRAYS = ("mask", "key_mask", "bias", "q_offset", "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths",
           "kv_lengths", "scale", "softcap")
@@ -21,7 +26,7 @@ SCHEMA = ", ".join([*(f"Tensor? {name}" for name in ARRAYS), *(f"{kind} {name}" 
 LIBRARY = torch.library.Library("attnc", "FRAGMENT")
 
 
-def arguments(options: dict, order=None) -> list:
+def arguments(options: dict[str, Any], order: Sequence[int] | None = None) -> list[Any]:
     """The options as the operators take them: ARRAYS, then NUMBERS; `order` is that of the output's axes in memory."""
     given = dict(options)
     window = given.pop("window", None)
@@ -31,17 +36,17 @@ def arguments(options: dict, order=None) -> list:
     for number, name in _AS_ARRAY.items():
         numbers[number] = given.pop(name) if isinstance(given.get(name), _NUMBER) else None
     arrays = [given.pop(name, None) for name in ARRAYS]
-    numbers = [numbers[name] if name in numbers else given.pop(name, None) for name in NUMBERS]
+    rest = [numbers[name] if name in numbers else given.pop(name, None) for name in NUMBERS]
     if given:
         raise TypeError(f"attention has no option {', '.join(given)}")
     # on the CPU: not on the default device, which may be another
     return [*(x if x is None or isinstance(x, torch.Tensor) else torch.as_tensor(x, device="cpu") for x in arrays),
-            *numbers]
+            *rest]
 
 
-def _options(rest: tuple) -> dict:
+def _options(rest: Sequence[Any]) -> dict[str, Any]:
     """The options of `attnc.attention` from what `arguments` made of them."""
-    options = {name: None if x is None else array(x) for name, x in zip(ARRAYS, rest, strict=False)}
+    options: dict[str, Any] = {name: None if x is None else array(x) for name, x in zip(ARRAYS, rest, strict=False)}
     numbers = dict(zip(NUMBERS, rest[len(ARRAYS):], strict=True))
     del numbers["order"]
     window = numbers.pop("left"), numbers.pop("right")
@@ -57,14 +62,15 @@ def _options(rest: tuple) -> dict:
     return {**options, **numbers}
 
 
-def room(query: torch.Tensor, value: torch.Tensor, order) -> torch.Tensor | None:
+def room(query: torch.Tensor, value: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor | None:
     """A place for an output of the query's shape and dtype whose axes lie in memory in this order."""
     return None if order is None else torch.empty_permuted((*query.shape[:-1], value.shape[-1]), order,
                                                            dtype=query.dtype, device=query.device)
 
 
 # The arguments of each operator are INPUTS and NUMBERS beside its own; a result that is not wanted is empty. After a
-# graph break torch.compile tries every function that is called: those of an operator are not for it.
+# graph break torch.compile tries every function that is called: those of an operator are not for it. torch is Any
+# to mypy, hence its decorators are untyped.
 
 LIBRARY.define(f"attention(Tensor query, Tensor key, Tensor value, {SCHEMA}, bool weights) -> (Tensor, Tensor, Tensor)",
                tags=torch.Tag.pt2_compliant_tag)
@@ -73,19 +79,21 @@ LIBRARY.define("attention_backward(Tensor grad_output, Tensor? grad_lse, Tensor 
 LIBRARY.define(f"attention_places(Tensor query, Tensor key, {SCHEMA}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 
 
-@torch.library.impl(LIBRARY, "attention", "CPU")
-@torch._disable_dynamo
-def _attention(query, key, value, *rest):
-    *rest, weights = rest
-    output = room(query, value, rest[-1])
+@torch.library.impl(LIBRARY, "attention", "CPU")     # type: ignore[untyped-decorator]
+@torch._disable_dynamo     # type: ignore[untyped-decorator]
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+               *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    *options, weights = rest
+    output = room(query, value, options[-1])
     found = attnc.attention(*map(array, (query, key, value)), want=("lse", "weights") if weights else ("lse",),
-                            out=None if output is None else array(output), **_options(rest))
+                            out=None if output is None else array(output), **_options(options))
     output = as_tensor(found.output) if output is None else output
     return output, as_tensor(found.lse), as_tensor(found.weights) if weights else output.new_empty(0)
 
 
-@torch.library.register_fake("attnc::attention", lib=LIBRARY)
-def _(query, key, value, *rest):
+@torch.library.register_fake("attnc::attention", lib=LIBRARY)     # type: ignore[untyped-decorator]
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+      *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     (layout, _, order), weights = rest[-4:-1], rest[-1]
     batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     rows, columns = query.shape[-3:-1], value.shape[-1:]
@@ -99,32 +107,35 @@ def _(query, key, value, *rest):
     return output, lse, query.new_empty((*batch, *rows, keys) if weights else 0, dtype=dtype)
 
 
-@torch.library.impl(LIBRARY, "attention_backward", "CPU")
-@torch._disable_dynamo
-def _attention_backward(grad_output, grad_lse, query, key, value, output, lse, *rest):
-    *rest, want = rest
+@torch.library.impl(LIBRARY, "attention_backward", "CPU")     # type: ignore[untyped-decorator]
+@torch._disable_dynamo     # type: ignore[untyped-decorator]
+def _attention_backward(grad_output: torch.Tensor, grad_lse: torch.Tensor | None, query: torch.Tensor,
+                        key: torch.Tensor, value: torch.Tensor, output: torch.Tensor, lse: torch.Tensor,
+                        *rest: Any) -> list[torch.Tensor]:
+    *options, want = rest
     found = attnc.attention_backward(*map(array, (grad_output, query, key, value, output, lse)),
                                      want=tuple(want.split()), grad_lse=None if grad_lse is None else array(grad_lse),
-                                     **_options(rest))
+                                     **_options(options))
     # like the fake's: some gradients come in the layout of the kernels
     return [as_tensor(gradient).contiguous() for gradient in vars(found).values()]
 
 
-@torch.library.register_fake("attnc::attention_backward", lib=LIBRARY)
-def _(grad_output, grad_lse, query, key, value, output, lse, *rest):
+@torch.library.register_fake("attnc::attention_backward", lib=LIBRARY)     # type: ignore[untyped-decorator]
+def _(grad_output: torch.Tensor, grad_lse: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor,
+      value: torch.Tensor, output: torch.Tensor, lse: torch.Tensor, *rest: Any) -> list[torch.Tensor]:
     given = dict(zip(INPUTS, (query, key, value, *rest), strict=False))
     return [given[name].new_empty(given[name].shape) for name in rest[-1].split()]
 
 
-@torch.library.impl(LIBRARY, "attention_places", "CPU")
-@torch._disable_dynamo
-def _attention_places(query, key, *rest):
+@torch.library.impl(LIBRARY, "attention_places", "CPU")     # type: ignore[untyped-decorator]
+@torch._disable_dynamo     # type: ignore[untyped-decorator]
+def _attention_places(query: torch.Tensor, key: torch.Tensor, *rest: Any) -> torch.Tensor:
     """What is added to the scores of each place, from all options but the bias: -inf, a distance by ALiBi, or 0."""
     return as_tensor(attnc.attention_scores(array(query)[..., :0], array(key)[..., :0], **_options(rest)))
 
 
-@torch.library.register_fake("attnc::attention_places", lib=LIBRARY)
-def _(query, key, *rest):
+@torch.library.register_fake("attnc::attention_places", lib=LIBRARY)     # type: ignore[untyped-decorator]
+def _(query: torch.Tensor, key: torch.Tensor, *rest: Any) -> torch.Tensor:
     batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
     rows, keys = query.shape[-3:-1], key.shape[-2]
     if rest[-3] == "bnhd":

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import torch
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 GRADIENTS = ("query", "key", "value", "bias", "sinks")
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
@@ -16,7 +21,7 @@ _FOREIGN = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.d
             and (dtype.is_complex or dtype.is_floating_point)} - _FLOATS
 
 
-def as_array(x):
+def as_array(x: Any) -> Any:
     """The memory of a dense tensor on the CPU as an array; what is no tensor as it is."""
     if not isinstance(x, torch.Tensor):
         return x
@@ -32,8 +37,11 @@ def array(x: torch.Tensor) -> np.ndarray:
     if x.dtype is torch.bfloat16:
         import ml_dtypes  # gives the bits their name; NumPy has no bfloat16
 
-        return x.detach().view(torch.uint16).numpy(force=True).view(ml_dtypes.bfloat16)
-    return x.numpy(force=True)      # what torch has not written yet, as the sign of z.conj().imag, it writes now
+        bits: np.ndarray = x.detach().view(torch.uint16).numpy(force=True)
+        return bits.view(ml_dtypes.bfloat16)
+    # what torch has not written yet, as the sign of z.conj().imag, it writes now
+    found: np.ndarray = x.numpy(force=True)
+    return found
 
 
 def as_tensor(x: np.ndarray) -> torch.Tensor:
@@ -43,7 +51,7 @@ def as_tensor(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(x)
 
 
-def why_not(x) -> str | None:
+def why_not(x: Any) -> str | None:
     """What keeps attnc from taking a tensor."""
     if not isinstance(x, torch.Tensor):
         return type(x).__name__
@@ -60,18 +68,18 @@ def why_not(x) -> str | None:
     return None
 
 
-def is_plain(x) -> bool:
+def is_plain(x: Any) -> bool:
     """Whether this is a tensor as such, also one that torch.compile traces with, and no subclass of its own meaning."""
     return type(x) in _PLAIN or isinstance(x, _TRACING)
 
 
-def check(name: str, x) -> None:
+def check(name: str, x: Any) -> None:
     if why := why_not(x):
         error = ValueError if isinstance(x, torch.Tensor) else TypeError
         raise error(f"{name} must be a dense tensor on the CPU of a dtype that attnc has, got {why}")
 
 
-def autocast(*tensors) -> tuple:
+def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Query, key and value in the dtype of torch.autocast, which leaves float64 as it is."""
     if not torch.is_autocast_enabled("cpu"):
         return tensors
@@ -79,7 +87,7 @@ def autocast(*tensors) -> tuple:
     return tuple(x if x.dtype is torch.float64 or not x.is_cpu else x.to(dtype) for x in tensors)
 
 
-def need_gradients(tensors: dict) -> bool:
+def need_gradients(tensors: dict[str, torch.Tensor]) -> bool:
     """Whether an input or option requires grad; an error if there is no gradient for it."""
     found = [name for name, x in tensors.items() if x.requires_grad]
     for name in found:
@@ -88,7 +96,7 @@ def need_gradients(tensors: dict) -> bool:
     return bool(found)
 
 
-def are_eager(tensors) -> bool:
+def are_eager(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether these are plain tensors and nothing records or transforms what is called: no operator is needed."""
     return not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
                 or torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import TransformersKwargs
@@ -55,8 +57,12 @@ def register() -> str:
     return NAME
 
 
-def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, softcap=None,
-           s_aux=None, sliding_window=None, position_bias=None, indices=None, output_attentions=False, **kwargs):
+def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+           attention_mask: torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
+           is_causal: bool | None = None, softcap: float | None = None, s_aux: torch.Tensor | None = None,
+           sliding_window: int | None = None, position_bias: torch.Tensor | None = None,
+           indices: torch.Tensor | None = None, output_attentions: bool = False,
+           **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The attention function: (batch, heads, length, dim) in, (batch, length, heads, dim) and weights or None out.
 
     The output has gradients for query, key, value, position bias and sinks; the weights have none.
@@ -102,7 +108,7 @@ def _weights_are_collected() -> bool:
     return any(name.endswith("attentions") for name in _active_collector.get() or ())
 
 
-def _mask_options(given, query: torch.Tensor, key: torch.Tensor) -> dict:
+def _mask_options(given: Any, query: torch.Tensor, key: torch.Tensor) -> dict[str, Any]:
     """The options of `attnc.attention` for a mask: one of ours, booleans (True = attend) or numbers to add."""
     if given is None:
         return {}

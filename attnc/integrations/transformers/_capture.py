@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from contextvars import ContextVar
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,11 +15,14 @@ from ... import AttentionWeights
 from ..torch import as_array
 from ._choice import NAME
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 STATISTICS = ("topk", "key_mass", "entropy", "map", "effective_keys", "max", "argmax", "mean_position",
               "mean_distance", "key_max", "lse")
 NAMES = (*STATISTICS, "weights")
 _PER_HEAD = {"sinks": 0, "bias": 1, "mask": 1}      # options that have an axis of heads, and where
-_active: ContextVar[tuple] = ContextVar("attnc_captures", default=())
+_active: ContextVar[tuple[_Collector, ...]] = ContextVar("attnc_captures", default=())
 
 
 class AttentionRecord(SimpleNamespace):
@@ -30,7 +34,9 @@ class AttentionRecord(SimpleNamespace):
 
 
 @contextlib.contextmanager
-def capture(model, what=("topk", "key_mass", "entropy", "map"), *, layers=None, heads=None, topk=8, bins=(64, 64)):
+def capture(model: PreTrainedModel, what: str | tuple[str, ...] = ("topk", "key_mass", "entropy", "map"), *,
+            layers: int | str | Sequence[int | str] | None = None, heads: int | Sequence[int] | None = None,
+            topk: int = 8, bins: tuple[int, int] = (64, 64)) -> Iterator[list[AttentionRecord]]:
     """Collect statistics of the attention weights of a model while it runs, without ever making their matrices.
 
     Parameters
@@ -86,7 +92,7 @@ def capture(model, what=("topk", "key_mass", "entropy", "map"), *, layers=None, 
     collector.check_layers()
 
 
-def collect(module, query: torch.Tensor, key: torch.Tensor, options: dict) -> None:
+def collect(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, options: dict[str, Any]) -> None:
     """Hand a call of attention to the captures that want it."""
     for collector in _active.get():
         collector.take(module, query, key, options)
@@ -95,7 +101,9 @@ def collect(module, query: torch.Tensor, key: torch.Tensor, options: dict) -> No
 class _Collector:
     """One capture: what it wants, and what it has."""
 
-    def __init__(self, model, what, layers, heads, topk, bins):
+    def __init__(self, model: PreTrainedModel, what: str | tuple[str, ...],
+                 layers: int | str | Sequence[int | str] | None, heads: int | Sequence[int] | None, topk: int,
+                 bins: tuple[int, int]):
         self.what = (what,) if isinstance(what, str) else tuple(what)
         unknown = [name for name in self.what if name not in NAMES]
         if unknown or not self.what:
@@ -113,12 +121,14 @@ class _Collector:
             if isinstance(layer, str) and not any(layer in name for name in self.names.values()):
                 raise ValueError(f"no module of the model has {layer!r} in its name")
         self.heads = [heads] if isinstance(heads, int) else heads
-        self.asked = {name: True for name in self.what if name != "weights"}
+        self.asked: dict[str, Any] = {name: True for name in self.what if name != "weights"}
         if "topk" in self.asked:
             self.asked["topk"] = topk
-        self.bins, self.order, self.records = bins, {}, []
+        self.bins = bins
+        self.order: dict[str, int] = {}
+        self.records: list[AttentionRecord] = []
 
-    def check_layers(self):
+    def check_layers(self) -> None:
         """Only after the run is it known how many layers there are."""
         ran = len(self.order)
         if not ran:
@@ -127,7 +137,7 @@ class _Collector:
         if wrong:
             raise ValueError(f"layers has {wrong[0]}; the model ran {ran} layers of attention")
 
-    def take(self, module, query, key, options):
+    def take(self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, options: dict[str, Any]) -> None:
         name = self.names.get(id(module))
         if name is None:        # another model, which runs meanwhile
             return
@@ -151,16 +161,17 @@ class _Collector:
         self.records.append(AttentionRecord(layer=name, shape=weights.shape, **{key: found[key] for key in self.what}))
 
 
-def _chosen(arrays: list, options: dict, heads) -> tuple[list, dict]:
+def _chosen(arrays: list[Any], options: dict[str, Any],
+            heads: Sequence[int]) -> tuple[list[Any], dict[str, Any]]:
     """Query, key and options of a few query heads, each with a key head of its own."""
     query, key = arrays
     wrong = [head for head in heads if not 0 <= head < query.shape[1]]
     if wrong:
         raise ValueError(f"heads has {wrong[0]}; the layer has {query.shape[1]} heads")
-    heads = np.asarray(heads, int)
+    taken = np.asarray(heads, int)
     found = dict(options)
     for name, axis in _PER_HEAD.items():
         x = options.get(name)
         if x is not None and x.shape[axis] > 1:
-            found[name] = x.take(heads, axis)
-    return [query[:, heads], key[:, heads // (query.shape[1] // key.shape[1])]], found
+            found[name] = x.take(taken, axis)
+    return [query[:, taken], key[:, taken // (query.shape[1] // key.shape[1])]], found

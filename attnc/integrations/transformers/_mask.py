@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from transformers import masking_utils
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # What transformers builds its masks of, by the code of the functions; the arguments here are of no effect.
 _CAUSAL = masking_utils.causal_mask_function.__code__
@@ -23,7 +27,7 @@ _SHAPE = {torch.Tensor.dim, torch.Tensor.size, torch.Tensor.__len__, torch.Tenso
           *(getattr(torch.Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "requires_grad"))}
 
 
-class Mask(torch.Tensor):
+class Mask(torch.Tensor):    # type: ignore[misc]    # torch is Any to mypy
     """The mask that `eager` adds, (batch, 1, q_len, kv_len), as the `options` of `attnc.attention` that mean the same.
 
     It takes no memory of its own. The first operation on it builds the numbers: 0 where the row may see the key, the
@@ -31,15 +35,20 @@ class Mask(torch.Tensor):
     """
 
     @staticmethod
-    def __new__(cls, shape: tuple, options: dict, build, dtype: torch.dtype = torch.float32) -> Mask:
+    def __new__(cls: type[Mask], shape: tuple[int, ...], options: dict[str, Any], build: Callable[[], torch.Tensor],
+                dtype: torch.dtype = torch.float32) -> Mask:
         # Code that reads the memory without asking this class finds NaN, and no mask that is silently lost.
-        return torch.full((), torch.nan, dtype=dtype).expand(shape).as_subclass(cls)
+        found: Mask = torch.full((), torch.nan, dtype=dtype).expand(shape).as_subclass(cls)
+        return found
 
-    def __init__(self, shape: tuple, options: dict, build, dtype: torch.dtype = torch.float32):
-        self.options, self._build, self._numbers = options, build, None
+    def __init__(self, shape: tuple[int, ...], options: dict[str, Any], build: Callable[[], torch.Tensor],
+                 dtype: torch.dtype = torch.float32):
+        self.options, self._build = options, build
+        self._numbers: torch.Tensor | None = None
 
     @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             if func in _SHAPE:
                 return func(*args, **kwargs or {})
@@ -56,11 +65,11 @@ class Mask(torch.Tensor):
             self.options = {"bias": self._numbers}
         return self._numbers
 
-    def __repr__(self, **kwargs) -> str:
+    def __repr__(self, **kwargs: Any) -> str:
         return f"Mask({tuple(self.shape)}, {self.options})"
 
 
-def _numbers(x):
+def _numbers(x: Any) -> Any:
     """Arguments with every mask in them as numbers."""
     if isinstance(x, Mask):
         return x.numbers()
@@ -69,8 +78,10 @@ def _numbers(x):
     return type(x)(map(_numbers, x)) if type(x) in (tuple, list) else x
 
 
-def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=masking_utils.causal_mask_function,
-         attention_mask=None, dtype=torch.float32, allow_is_bidirectional_skip=False, **arguments):
+def mask(batch_size: int, q_length: int, kv_length: int, q_offset: int | torch.Tensor = 0, kv_offset: int = 0,
+         mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+         attention_mask: torch.Tensor | None = None, dtype: torch.dtype = torch.float32,
+         allow_is_bidirectional_skip: bool = False, **arguments: Any) -> torch.Tensor | None:
     """The mask function of ``attn_implementation="attnc"``: a `Mask`; None where `eager` has none."""
     sizes = batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask
     arguments.pop("allow_is_causal_skip", None)
@@ -93,7 +104,7 @@ def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function
     return Mask(shape, options, build, dtype)
 
 
-def _options(rule, rows: np.ndarray, keys: np.ndarray) -> dict | None:
+def _options(rule: Any, rows: np.ndarray, keys: np.ndarray) -> dict[str, Any] | None:
     """The options that mean the same as a mask function at these positions; None if it is not known."""
     code = getattr(rule, "__code__", None)
     if code is _CAUSAL:
@@ -118,21 +129,21 @@ def _options(rule, rows: np.ndarray, keys: np.ndarray) -> dict | None:
     return None
 
 
-def _positions_alone(rule):
+def _positions_alone(rule: Any) -> Any:
     """Positions that start anew in each packed sequence differ as those of the whole do: take the rule as it was."""
     if getattr(rule, "__code__", None) is not _REMAPPED:
         return rule
     return _held(rule, "mask_function")
 
 
-def _held(rule, name: str):
+def _held(rule: Any, name: str) -> Any:
     """What a mask function took from the function that made it."""
     return rule.__closure__[rule.__code__.co_freevars.index(name)].cell_contents
 
 
-def _merged(parts: list) -> dict | None:
+def _merged(parts: list[dict[str, Any] | None]) -> dict[str, Any] | None:
     """Options that hold together; None if one is not known, or two give the same option."""
-    found = {}
+    found: dict[str, Any] = {}
     for part in parts:
         if part is None or found.keys() & part.keys():
             return None
@@ -140,7 +151,7 @@ def _merged(parts: list) -> dict | None:
     return found
 
 
-def _padding(attention_mask: torch.Tensor | None, kv_length: int, kv_offset: int) -> dict:
+def _padding(attention_mask: torch.Tensor | None, kv_length: int, kv_offset: int) -> dict[str, Any]:
     """The option for the padding mask (batch, seen keys): lengths if it is on the right; keys not in it are padding."""
     if attention_mask is None:
         return {}
