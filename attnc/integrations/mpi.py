@@ -116,7 +116,7 @@ def _attempt(function: Callable[..., R], *arguments: Any, **options: Any) -> R |
 def _everyones(comm: MPI.Comm, mine: Any) -> list[Any]:
     """What each rank has; an exception that one rank has is raised on every rank."""
     own = mine if isinstance(mine, BaseException) else None
-    everyone = comm.allgather(mine if own is None else _Failure.of(own))
+    everyone: list[Any] = comm.allgather(mine if own is None else _Failure.of(own))
     if own is not None and not isinstance(own, Exception):
         raise own
     for rank, each in enumerate(everyone):
