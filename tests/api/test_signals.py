@@ -126,7 +126,7 @@ def test_signals_within_what_is_one_task(python, name, capsys):
     longest, whole = map(float, python(ONE_TASK.format(name=name)).split())
     with capsys.disabled():
         print(f" [{name}: {1000 * longest:.0f} of {1000 * whole:.0f} ms]", end="")
-    assert longest < 0.25 * whole
+    assert longest < 0.25 * whole + 0.05        # they run every 50 ms
 
 
 def test_a_handler_that_raises(python):

@@ -236,7 +236,8 @@ def test_closed_output_is_no_traceback(closed, arguments, status):
 @pytest.mark.parametrize("where", [[], ["--isa", "base"]], ids=["here", "child"])
 def test_ctrl_c_is_no_traceback(arguments, where):
     code = f"""
-import signal, sys
+import signal, sys, warnings
+warnings.simplefilter("ignore", ResourceWarning)             # of a file that an interrupted import had open
 signal.signal(signal.SIGINT, signal.default_int_handler)     # a shell's background jobs inherit it ignored
 from attnc.__main__ import main
 sys.exit(main({[*arguments, *where]!r}))
