@@ -11,7 +11,6 @@ cdef extern from "call/process.h" nogil:
     int possible_threads(int threads)
     Py_ssize_t share_of_l2(Py_ssize_t share)
     double seconds()
-    int run_signal_handlers()
     void* aligned_memory(size_t bytes)
     void free_aligned(void* memory)
     char* scratch_memory(size_t bytes, char* local, size_t size)
@@ -24,7 +23,7 @@ cdef extern from "call/process.h":
 cdef extern from "kernels.h" nogil:
     enum: F32, F64, F16, BF16, I8
     enum: ATTEND, SCORES, WEIGHTED_SUM, WEIGHTS_UNDER_LSE, KEY_STATISTICS, BACKWARD
-    enum: PACKED, IN_PLACE, STRIPS, FUSED, PATHS
+    enum: PACKED, STRIPS, PATHS
     enum: GROUP_ROWS
     enum: WANT_QUERY, WANT_KEY, WANT_VALUE, WANT_BIAS
     enum: PAIRED, BF16_DOT
@@ -191,7 +190,6 @@ cdef extern from "kernels.h" nogil:
     int for_statistics(const Params*)
     int multiplies_pairs(const Params*)
     Py_ssize_t rows_of_strip(const Format*)
-    Py_ssize_t rows_of_tile(Py_ssize_t)
     Py_ssize_t padded(Py_ssize_t)
     Py_ssize_t packed_bytes(const Params*, const Format*)
     Packed packed_at(const Params*, const Format*, char*)
