@@ -82,8 +82,8 @@ cdef int set_sizes(Params* p, Py_ssize_t* shape, object args) except -1:
         shape[i] = batch[i]
         p.batches *= shape[i]
     p.q_heads, p.kv_heads, p.q_len, p.kv_len = args.q_heads, args.kv_heads, args.q_len, args.kv_len
-    p.group = p.q_heads // p.kv_heads if p.kv_heads else 1
-    p.rows = p.q_len * p.group
+    p.heads_per_kv = p.q_heads // p.kv_heads if p.kv_heads else 1
+    p.rows = p.q_len * p.heads_per_kv
     p.type = F64 if args.acc.num == NUMPY_F64 else F32
     return 0
 

@@ -8,7 +8,7 @@
 cdef enum:
     GRADIENT_ROWS = 96             # rows of a block: sums of keys move once for each (48, 192: 4 % slower)
     GRADIENT_BYTES = 768 * 1024    # of keys and values of a block, packed and as sums (384 K: 8 % slower at D = 128)
-    MOST_GRADIENT_KEYS = 256
+    MAX_GRADIENT_KEYS = 256
     ROW_BLOCKS = 4                 # blocks of rows for which a task of the pass over rows packs its keys
 
 
@@ -39,15 +39,15 @@ cdef void divide_backward(Call* call) noexcept nogil:
     p.depth_stride = round_up(p.head_dim, f.lanes)
     g.stride = p.depth_stride + f.lanes
     g.value_stride = round_up(g.value_dim, f.lanes) + f.lanes
-    p.block_k = MOST_GRADIENT_KEYS
-    while p.block_k > SIZES.least_block_k and p.block_k * (3 * g.stride + 2 * g.value_stride) * f.real > GRADIENT_BYTES:
+    p.block_k = MAX_GRADIENT_KEYS
+    while p.block_k > SIZES.min_block_k and p.block_k * (3 * g.stride + 2 * g.value_stride) * f.real > GRADIENT_BYTES:
         p.block_k //= 2
     p.k_blocks = p.split_k = ceil_div(p.kv_len, p.block_k)
     p.splits = p.shared = 1
-    p.block_q = least(GRADIENT_ROWS, round_up(p.rows, GROUP_ROWS))
+    p.block_q = ix_min(GRADIENT_ROWS, round_up(p.rows, GROUP_ROWS))
     p.q_blocks = ceil_div(p.rows, p.block_q)
-    p.width = least(p.block_k, round_up(p.kv_len, f.panel)) + f.lanes
-    g.accumulators = least(p.q_blocks, most(1, least(ROW_BLOCKS, p.q_blocks * heads // (4 * p.n_threads))))
+    p.width = ix_min(p.block_k, round_up(p.kv_len, f.panel)) + f.lanes
+    g.accumulators = ix_min(p.q_blocks, ix_max(1, ix_min(ROW_BLOCKS, p.q_blocks * heads // (4 * p.n_threads))))
     if one_pass(call):
         g.accumulators = p.q_blocks
     g.row_tasks = ceil_div(p.q_blocks, g.accumulators)
@@ -83,7 +83,7 @@ cdef void compute_backward(Call* call) noexcept nogil:
     if g.bias.data != NULL:
         g.bias_heads = p.kv_heads if g.bias.head != 0 else 1
         # Query heads of a group that share a bias may meet the same row of it in two blocks.
-        g.bias_rows = p.q_blocks if g.bias.row != 0 and (p.group == 1 or g.bias.head != 0) else 1
+        g.bias_rows = p.q_blocks if g.bias.row != 0 and (p.heads_per_kv == 1 or g.bias.head != 0) else 1
         g.bias_keys = p.k_blocks if g.bias_rows == 1 and g.bias.col != 0 else 1
         run(call, bias_step, p.batches * g.bias_heads * g.bias_rows * g.bias_keys)
 
@@ -107,7 +107,7 @@ cdef void rows_of_head_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
     """A few blocks of rows against all keys; the last ones first: causal ones are longest."""
     cdef Py_ssize_t tasks = call.gradients.row_tasks, blocks = call.gradients.accumulators
     cdef Py_ssize_t first = (tasks - 1 - i % tasks) * blocks
-    cdef Range rows = Range(first, least(first + blocks, call.p.q_blocks))
+    cdef Range rows = Range(first, ix_min(first + blocks, call.p.q_blocks))
     call.kernels.gradients(call, t, i // tasks, rows, Range(0, call.p.k_blocks), WANT_QUERY)
 
 

@@ -34,6 +34,8 @@ cdef extern from "kernels.h" nogil:
     void add_atomically(Count* count, Py_ssize_t n)
     Py_ssize_t least(Py_ssize_t, Py_ssize_t)
     Py_ssize_t most(Py_ssize_t, Py_ssize_t)
+    Py_ssize_t ix_min(Py_ssize_t, Py_ssize_t)
+    Py_ssize_t ix_max(Py_ssize_t, Py_ssize_t)
     Py_ssize_t ceil_div(Py_ssize_t, Py_ssize_t)
     Py_ssize_t round_up(Py_ssize_t, Py_ssize_t)
     ctypedef struct Range:
@@ -93,7 +95,7 @@ cdef extern from "kernels.h" nogil:
         Array mask, key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths
         Array q_starts, k_starts, key_scale, value_scale
         Batch batch
-        Py_ssize_t batches, q_heads, kv_heads, group, q_len, kv_len, head_dim, value_dim
+        Py_ssize_t batches, q_heads, kv_heads, heads_per_kv, q_len, kv_len, head_dim, value_dim
         int mode, type, pairs, causal
         Py_ssize_t left, right
         double scale, softcap, exponent, unit
@@ -109,7 +111,7 @@ cdef extern from "kernels.h" nogil:
         Flag stop
 
     ctypedef struct Sizes:
-        Py_ssize_t most_block_k, least_block_k, split_k, few_rows, block_q, task_share, keep_share, own_share, part_rows
+        Py_ssize_t max_block_k, min_block_k, split_k, few_rows, block_q, task_share, keep_share, own_share, part_rows
 
     const Sizes SIZES
 
@@ -137,7 +139,7 @@ cdef extern from "kernels.h" nogil:
     ctypedef struct RowOp:
         Array x, out, where, y
         Batch batch
-        Py_ssize_t rows, n, columns, group_columns, lead
+        Py_ssize_t rows, n, columns, column_vectors, lead
         int type, logarithm, stream
 
     ctypedef struct RowCall:
@@ -147,7 +149,7 @@ cdef extern from "kernels.h" nogil:
         double next_poll
         Flag stop
 
-    enum: COLUMN_GROUPS, ROW_KEPT, ROW_CHUNK, ROW_IN_TURN, ROW_GAP, TOGETHER
+    enum: MAX_COLUMN_VECTORS, ROW_KEPT, ROW_CHUNK, ROW_IN_TURN, ROW_GAP, TOGETHER
 
     ctypedef struct Call:
         Params p

@@ -3,7 +3,7 @@
 from libc.math cimport sqrt
 
 cdef enum:
-    MOST_THREADS = 4096             # the limit of the checks
+    MAX_THREADS = 4096             # the limit of the checks
 
 cdef type ARRAY = numpy.ndarray
 cdef object EMPTY = numpy.empty
@@ -31,7 +31,7 @@ def fast_attention(query, key, value, causal, out, threads, bint explicit):
         return None
     if out is not None and (type(out) is not ARRAY or out.dtype is not dtype):
         return None
-    if explicit and not (type(threads) is int and 0 < threads <= MOST_THREADS):
+    if explicit and not (type(threads) is int and 0 < threads <= MAX_THREADS):
         return None
     memset(&call, 0, sizeof(Call))
     views.held = 0
@@ -73,18 +73,18 @@ cdef bint fast_sizes(Params* p, Py_buffer* view) noexcept:
     if n < 2 or view[1].ndim != n or view[2].ndim != n or k[n - 1] != q[n - 1] or k[n - 2] != v[n - 2]:
         return False
     p.q_len, p.kv_len, p.head_dim, p.value_dim = q[n - 2], k[n - 2], q[n - 1], v[n - 1]
-    p.q_heads = p.kv_heads = p.group = p.batches = 1
+    p.q_heads = p.kv_heads = p.heads_per_kv = p.batches = 1
     if n > 2:
         p.q_heads, p.kv_heads = q[n - 3], k[n - 3]
         if v[n - 3] != p.kv_heads or p.kv_heads == 0 or p.q_heads % p.kv_heads != 0:
             return False
-        p.group = p.q_heads // p.kv_heads
-    p.batch.n, p.batch.shape = most(0, n - 3), q
+        p.heads_per_kv = p.q_heads // p.kv_heads
+    p.batch.n, p.batch.shape = ix_max(0, n - 3), q
     for i in range(n - 3):
         if k[i] != q[i] or v[i] != q[i]:
             return False
         p.batches *= q[i]
-    p.rows = p.q_len * p.group
+    p.rows = p.q_len * p.heads_per_kv
     return True
 
 

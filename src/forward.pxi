@@ -12,7 +12,7 @@ cdef void compute_forward(Call* call) noexcept nogil:
     call.row_norms = <double*> (call.states + p.state_bytes * p.rows * call.heads * (call.round_splits + 1))
     call.first_head = 0
     while call.first_head < heads and not p.stop:
-        call.heads = least(call.heads, heads - call.first_head)
+        call.heads = ix_min(call.heads, heads - call.first_head)
         if p.shared:
             run(call, pack_step, 2 * call.heads * p.k_blocks)
         if p.mode == SCORES:
@@ -51,7 +51,7 @@ cdef void attend_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
 
 
 cdef Py_ssize_t splits_of_round(const Call* call) noexcept nogil:
-    return least(call.round_splits, call.p.splits - call.first_split)
+    return ix_min(call.round_splits, call.p.splits - call.first_split)
 
 
 cdef char* states_of(Call* call, Py_ssize_t head) noexcept nogil:

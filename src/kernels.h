@@ -12,7 +12,7 @@
 #include "gemm/pairs.h"
 #include "gemm/prefetch.h"
 #include "simd/math.h"
-#include "softmax/params.h"
+#include "softmax/softmax_call.h"
 
 #define REAL float
 #define REAL_BITS 32

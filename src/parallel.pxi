@@ -44,13 +44,13 @@ cdef int start(Call* call, Phase divide_call, Phase compute_call, int threads, b
 cdef void run(Call* call, Step step, Py_ssize_t n, Py_ssize_t together=1) noexcept nogil:
     """Tasks 0 .. n in order, `together` at a time, to the next free thread. They write disjoint memory: no lock."""
     cdef Py_ssize_t i, shares = ceil_div(n, together)
-    cdef int threads = possible_threads(<int> least(call.p.n_threads, shares))
+    cdef int threads = possible_threads(<int> ix_min(call.p.n_threads, shares))
     if threads == 1:                # a parallel region of one thread would cost a microsecond
         for i in range(shares):
-            run_tasks(call, step, i * together, least(n, (i + 1) * together), 0)
+            run_tasks(call, step, i * together, ix_min(n, (i + 1) * together), 0)
         return
     for i in prange(shares, schedule="dynamic", chunksize=1, num_threads=threads):
-        run_tasks(call, step, i * together, least(n, (i + 1) * together), threadid())
+        run_tasks(call, step, i * together, ix_min(n, (i + 1) * together), threadid())
 
 
 cdef void run_tasks(Call* call, Step step, Py_ssize_t first, Py_ssize_t stop, int thread) noexcept nogil:

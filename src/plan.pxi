@@ -12,7 +12,7 @@ cdef enum:
     STATE_BYTES = 16 * 1024 * 1024
     # FLOP that two threads share: 0.66 M take 8.1 microseconds on one and 7.0 on two whose pool is awake, 2.4 M 16.3
     # and 11.3, 4.7 M 29.5 and 18.2; the border is above the break-even because a sleeping pool has to be woken first.
-    LEAST_PARALLEL_WORK = 2000000
+    MIN_PARALLEL_WORK = 2000000
     TASK_WORK = 4000000              # FLOP of small heads that are one task: 15 microseconds
     ROW_STATE = 64                   # bytes that a task keeps of a row beside its query and sums
 
@@ -51,12 +51,12 @@ cdef void divide(Call* call) noexcept nogil:
     set_strides(call)
     p.block_k = keys_of_block(p, f, p.unfused)
     p.k_blocks = ceil_div(p.kv_len, p.block_k)
-    p.width = least(p.block_k, round_up(p.kv_len, f.panel))
+    p.width = ix_min(p.block_k, round_up(p.kv_len, f.panel))
     if p.unfused == STRIPS:
         p.width += f.panel                 # rows a power of two apart would share lines of L1
     p.pack_bytes = packed_bytes(p, f)
     p.split_k = p.k_blocks if p.rows > SIZES.few_rows or for_statistics(p) else SIZES.split_k // p.block_k
-    p.splits = most(1, ceil_div(p.k_blocks, p.split_k)) if p.k_blocks else 1
+    p.splits = ix_max(1, ceil_div(p.k_blocks, p.split_k)) if p.k_blocks else 1
     p.parts = parts_of_head(p, f) if p.rows > SIZES.few_rows else 0
     p.shared = p.rows > SIZES.few_rows and not p.parts
     if p.mode == ATTEND and p.weights.data != NULL and p.splits == 1 and p.k_blocks:
@@ -71,7 +71,7 @@ cdef void divide(Call* call) noexcept nogil:
                 p.parts, p.shared = 0, 1
     p.block_q = rows_of_task(call)
     if p.kept_scores and p.k_blocks > 1:
-        p.block_q = least(p.block_q, kept_rows)
+        p.block_q = ix_min(p.block_q, kept_rows)
     if rows_of_heap(call) < p.block_q:
         p.block_q = rows_of_heap(call)
         if p.parts:
@@ -80,7 +80,7 @@ cdef void divide(Call* call) noexcept nogil:
     per_head = p.k_blocks * p.pack_bytes
     call.heads = heads
     if p.shared and per_head * heads > SHARED_BYTES:            # in rounds of the same number of heads
-        call.heads = ceil_div(heads, ceil_div(heads, most(1, SHARED_BYTES // per_head)))
+        call.heads = ceil_div(heads, ceil_div(heads, ix_max(1, SHARED_BYTES // per_head)))
     balance_blocks(call)
     if p.kept_scores and p.k_blocks > 1:
         p.kept_scores = ceil_div(p.block_q, p.group_rows) * p.k_blocks
@@ -90,8 +90,8 @@ cdef void divide(Call* call) noexcept nogil:
     p.state_bytes = 0
     if p.splits > 1 and p.mode in (ATTEND, WEIGHTED_SUM):
         p.state_bytes = padded((2 * p.value_stride + f.lanes) * f.real + 8)
-        call.heads = least(heads, most(1, STATE_BYTES // (p.rows * p.state_bytes * (p.splits + 1))))
-        call.round_splits = least(p.splits, most(p.n_threads, STATE_BYTES // (p.rows * p.state_bytes)))
+        call.heads = ix_min(heads, ix_max(1, STATE_BYTES // (p.rows * p.state_bytes * (p.splits + 1))))
+        call.round_splits = ix_min(p.splits, ix_max(p.n_threads, STATE_BYTES // (p.rows * p.state_bytes)))
     call.bytes = p.scratch_bytes * p.n_threads
     call.bytes += per_head * call.heads if p.shared else 0
     call.bytes += p.state_bytes * p.rows * call.heads * (call.round_splits + 1)
@@ -109,7 +109,7 @@ cdef void set_strides(Call* call) noexcept nogil:
 cdef bint worth_threads(const Params* p) noexcept nogil:
     """Whether the call is long enough to share: its products; packing the keys counts as eight more rows."""
     cdef double work = 2.0 * (p.head_dim + p.value_dim) * p.kv_len * (p.rows + 8) * p.batches * p.kv_heads
-    return work >= LEAST_PARALLEL_WORK
+    return work >= MIN_PARALLEL_WORK
 
 
 cdef Py_ssize_t heads_of_task(const Params* p) noexcept nogil:
@@ -118,7 +118,7 @@ cdef Py_ssize_t heads_of_task(const Params* p) noexcept nogil:
     cdef double work = 2.0 * (p.head_dim + p.value_dim) * p.kv_len * p.rows
     if p.q_blocks > 1 or p.shared or work > TASK_WORK:
         return 1
-    return most(1, least(TASK_WORK // most(1, <Py_ssize_t> work), even))
+    return ix_max(1, ix_min(TASK_WORK // ix_max(1, <Py_ssize_t> work), even))
 
 
 cdef Py_ssize_t parts_of_head(const Params* p, const Format* f) noexcept nogil:
@@ -129,7 +129,7 @@ cdef Py_ssize_t parts_of_head(const Params* p, const Format* f) noexcept nogil:
     the parts are still long enough for the cost of packing.
     """
     cdef Py_ssize_t heads = p.batches * p.kv_heads, threads = p.n_threads, parts = 1
-    cdef Py_ssize_t row = most(((p.depth_stride if p.copy_queries else 0) + p.value_stride) * f.real, ROW_STATE)
+    cdef Py_ssize_t row = ix_max(((p.depth_stride if p.copy_queries else 0) + p.value_stride) * f.real, ROW_STATE)
     cdef bint even = (not p.causal and p.left < 0 and p.right < 0
                       and p.q_lengths.data == NULL and p.kv_lengths.data == NULL)
     if p.rows * row + p.pack_bytes > share_of_l2(SIZES.own_share):
@@ -160,21 +160,21 @@ cdef Py_ssize_t rows_of_task(const Call* call) noexcept nogil:
     cdef Py_ssize_t heads = p.batches * p.kv_heads
     cdef Py_ssize_t even = round_up(ceil_div(p.rows * heads, 4 * p.n_threads), GROUP_ROWS)
     cdef Py_ssize_t row = ((p.depth_stride if p.copy_queries else 0) + 2 * p.value_stride) * call.format.real
-    cdef Py_ssize_t fit = share_of_l2(SIZES.task_share) // most(row, 1)
+    cdef Py_ssize_t fit = share_of_l2(SIZES.task_share) // ix_max(row, 1)
     if not p.shared:
-        return round_up(ceil_div(p.rows, most(p.parts, 1)), GROUP_ROWS)
-    return most(4 * GROUP_ROWS, least(least(SIZES.block_q, fit // GROUP_ROWS * GROUP_ROWS), even))
+        return round_up(ceil_div(p.rows, ix_max(p.parts, 1)), GROUP_ROWS)
+    return ix_max(4 * GROUP_ROWS, ix_min(ix_min(SIZES.block_q, fit // GROUP_ROWS * GROUP_ROWS), even))
 
 
 cdef void balance_blocks(Call* call) noexcept nogil:
     """Query blocks of a head, of at most block_q rows: if a round's heads do not divide by threads, tasks do."""
     cdef Params* p = &call.p
-    cdef Py_ssize_t groups = ceil_div(p.rows, GROUP_ROWS), threads = p.n_threads, least_common = threads
+    cdef Py_ssize_t groups = ceil_div(p.rows, GROUP_ROWS), threads = p.n_threads, common_multiple = threads
     p.q_blocks = ceil_div(p.rows, p.block_q)
-    while least_common % call.heads:
-        least_common += threads
-    if p.shared and 4 * round_up(p.q_blocks, least_common // call.heads) <= groups:
-        p.q_blocks = round_up(p.q_blocks, least_common // call.heads)
+    while common_multiple % call.heads:
+        common_multiple += threads
+    if p.shared and 4 * round_up(p.q_blocks, common_multiple // call.heads) <= groups:
+        p.q_blocks = round_up(p.q_blocks, common_multiple // call.heads)
     p.block_q = ceil_div(groups, p.q_blocks) * GROUP_ROWS
 
 

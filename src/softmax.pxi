@@ -1,11 +1,11 @@
-# Stand-alone softmax: rows, or groups of columns (softmax/columns.h), over threads, several a task.
+# Stand-alone softmax: rows, or groups of columns (softmax/softmax_columns.h), over threads, several a task.
 
 cdef enum:
     ROW_TASK = 65536                   # elements of a task, about 10 microseconds of work
-    LEAST_PARALLEL_ROWS = 65536        # elements below which a call stays on one thread, 14 microseconds alone
+    MIN_PARALLEL_ROWS = 65536        # elements below which a call stays on one thread, 14 microseconds alone
     OWN_TASKS = 4                      # of a thread, up to which it has the same in each call: they may be in its cache
     GROUP_BYTES = 1024 * 1024          # of the elements of a group of columns; at least
-    LEAST_GROUP = 4                    # vectors, however long the rows: (8192, 4096) takes twice as long with two
+    MIN_COLUMN_VECTORS = 4             # however long the rows: (8192, 4096) takes twice as long with two
     STREAM_BYTES = 32 * 1024 * 1024    # of input and output, beyond which the output passes the caches by
     # Contiguous bytes across that one thread takes alone, in cache: prefetches of strided writes take lines from the
     # thread beside it. (1024, 128) along axis 0: 57 us by two, 35 by one; (1024, 512): 222, 162.
@@ -41,42 +41,42 @@ cdef void divide_rows(RowCall* call, int threads) noexcept nogil:
     if op.columns == 0:
         # The same number of tasks for each thread.
         call.pieces = op.rows
-        call.of_a_task = ceil_div(op.rows, round_up(ceil_div(op.rows, most(1, ROW_TASK // op.n)), threads))
+        call.of_a_task = ceil_div(op.rows, round_up(ceil_div(op.rows, ix_max(1, ROW_TASK // op.n)), threads))
         call.scratch_bytes = (3 * TOGETHER + 1 if kept * real <= ROW_IN_TURN else 2) * round_up(kept, lanes) * real + 64
         call.scratch_bytes += 2 * ROW_GAP
         return
-    op.group_columns = COLUMN_GROUPS
-    while op.group_columns > LEAST_GROUP and op.group_columns * kept * lanes * real > GROUP_BYTES:
-        op.group_columns //= 2
-    while op.group_columns > 1 and op.rows < threads * op.group_columns * lanes:
-        op.group_columns //= 2
-    op.lead = lead_of(op) if op.columns > op.group_columns * lanes else 0
-    if op.lead > op.group_columns * lanes:      # more than the scratch of a strip holds
+    op.column_vectors = MAX_COLUMN_VECTORS
+    while op.column_vectors > MIN_COLUMN_VECTORS and op.column_vectors * kept * lanes * real > GROUP_BYTES:
+        op.column_vectors //= 2
+    while op.column_vectors > 1 and op.rows < threads * op.column_vectors * lanes:
+        op.column_vectors //= 2
+    op.lead = lead_of(op) if op.columns > op.column_vectors * lanes else 0
+    if op.lead > op.column_vectors * lanes:      # more than the scratch of a strip holds
         op.lead = 0
     slices = op.rows // op.columns
-    groups = ceil_div(op.columns - op.lead, op.group_columns * lanes) + (op.lead > 0)
+    groups = ceil_div(op.columns - op.lead, op.column_vectors * lanes) + (op.lead > 0)
     call.pieces = slices * groups
     # A long call's tasks hold several groups: one is read while the one before is written. In cache: neighbours.
-    cdef Py_ssize_t in_cache = most(1, ROW_TASK // (op.n * op.group_columns * lanes))
-    call.of_a_task = most(least(16, call.pieces // (4 * threads)), in_cache)
+    cdef Py_ssize_t in_cache = ix_max(1, ROW_TASK // (op.n * op.column_vectors * lanes))
+    call.of_a_task = ix_max(ix_min(16, call.pieces // (4 * threads)), in_cache)
     if not op.stream:
         call.of_a_task = (round_up(call.of_a_task, groups) if slices >= threads
                           else ceil_div(groups, ceil_div(threads, slices)))
-    call.scratch_bytes = kept * op.group_columns * lanes * real + (SCRATCH_GAP if threads > 1 else 0)
+    call.scratch_bytes = kept * op.column_vectors * lanes * real + (SCRATCH_GAP if threads > 1 else 0)
 
 
 cdef int at_most(RowOp* op, int threads) noexcept nogil:
     """The threads asked for (see enter_threads), or as many as have OWN_BYTES each."""
-    cdef Py_ssize_t most_threads
+    cdef Py_ssize_t max_threads
     if op.columns == 0 or op.stream:
         return threads
-    most_threads = op.rows // op.columns * most(1, op.columns * size_of(op) // OWN_BYTES)
-    return <int> least(threads, most_threads) if threads > 0 else <int> most(threads, -most_threads)
+    max_threads = op.rows // op.columns * ix_max(1, op.columns * size_of(op) // OWN_BYTES)
+    return <int> ix_min(threads, max_threads) if threads > 0 else <int> ix_max(threads, -max_threads)
 
 
 cdef int start_rows(RowCall* call, int threads, bint explicit) except -1:
     cdef int taken
-    cdef bint shared = call.op.rows * call.op.n >= LEAST_PARALLEL_ROWS
+    cdef bint shared = call.op.rows * call.op.n >= MIN_PARALLEL_ROWS
     call.op.stream = (call.op.x.data != call.op.out.data
                       and call.op.rows * call.op.n > STREAM_BYTES // (2 * size_of(&call.op)))
     if call.op.rows * call.op.n == 0:
@@ -105,7 +105,7 @@ cdef int start_rows(RowCall* call, int threads, bint explicit) except -1:
 cdef void run_rows(RowCall* call, int threads) noexcept nogil:
     cdef Py_ssize_t i, n = ceil_div(call.pieces, call.of_a_task)
     call.next_poll = seconds() + POLL_SECONDS
-    threads = possible_threads(<int> least(threads, n))
+    threads = possible_threads(<int> ix_min(threads, n))
     if threads == 1:                    # see run()
         for i in range(n):
             rows_step(call, i, 0)
@@ -121,7 +121,7 @@ cdef void run_rows(RowCall* call, int threads) noexcept nogil:
 cdef void rows_step(RowCall* call, Py_ssize_t i, int thread) noexcept nogil:
     cdef fp_state state
     cdef const Kernels* kernels = &KERNELS[call.op.type]
-    cdef Py_ssize_t first = i * call.of_a_task, last = least(call.pieces, first + call.of_a_task)
+    cdef Py_ssize_t first = i * call.of_a_task, last = ix_min(call.pieces, first + call.of_a_task)
     if call.stop:
         return
     state = fp_enter()

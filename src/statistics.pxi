@@ -3,10 +3,10 @@
 # is added between threads.
 
 cdef enum:
-    MOST_KEY_BLOCK = 512
-    LEAST_KEY_BLOCK = 128          # where keys are few, so that several threads have some
+    MAX_KEY_BLOCK = 512
+    MIN_KEY_BLOCK = 128          # where keys are few, so that several threads have some
     KEY_BLOCK_BYTES = 256 * 1024
-    MOST_CHUNKS = 32               # of keys in a map: each keeps sums of its own for every bin of rows
+    MAX_CHUNKS = 32               # of keys in a map: each keeps sums of its own for every bin of rows
     WALK_ROWS = 192                # opened at a time
     HEAP_BYTES = 512 * 1024        # of the largest scores of a task's rows
     BIN_BYTES = 16 * 1024 * 1024   # of a round's parts of maps
@@ -15,13 +15,13 @@ cdef enum:
 cdef Py_ssize_t rows_of_heap(const Call* call) noexcept nogil:
     """How many rows a task may have if it keeps the largest scores of each."""
     cdef Py_ssize_t row = call.p.row_request.k * (call.format.real + 4)
-    return most(1, HEAP_BYTES // most(row, 1) // GROUP_ROWS) * GROUP_ROWS
+    return ix_max(1, HEAP_BYTES // ix_max(row, 1) // GROUP_ROWS) * GROUP_ROWS
 
 
 cdef Py_ssize_t key_block(Py_ssize_t kv_len, Py_ssize_t row_bytes) noexcept nogil:
     """Keys that are packed at once: the sums of a map are added in their order, so it follows from the sizes alone."""
-    cdef Py_ssize_t block = MOST_KEY_BLOCK
-    while block > LEAST_KEY_BLOCK and (block * row_bytes > KEY_BLOCK_BYTES or block * 4 > kv_len):
+    cdef Py_ssize_t block = MAX_KEY_BLOCK
+    while block > MIN_KEY_BLOCK and (block * row_bytes > KEY_BLOCK_BYTES or block * 4 > kv_len):
         block //= 2
     return block
 
@@ -36,16 +36,16 @@ cdef void divide_keys(Call* call) noexcept nogil:
     p.parts = p.splits = 1
     p.block_k = key_block(p.kv_len, p.head_dim * call.format.real)
     p.split_k = p.k_blocks = ceil_div(p.kv_len, p.block_k)
-    p.width = least(p.block_k, round_up(p.kv_len, call.format.panel))
+    p.width = ix_min(p.block_k, round_up(p.kv_len, call.format.panel))
     p.pack_bytes = packed_bytes(p, call.format)
     p.block_q = WALK_ROWS
     p.scratch_bytes = carve_task(p, call.format, <char*> &unused, &unused)
-    call.chunk = ceil_div(p.k_blocks, MOST_CHUNKS) if k.map != NULL else 1
+    call.chunk = ceil_div(p.k_blocks, MAX_CHUNKS) if k.map != NULL else 1
     call.chunks = ceil_div(p.k_blocks, call.chunk)
     call.heads = heads
     if k.map != NULL:
-        per_head = p.group * k.row_bins * k.slot_start[call.chunks] * 8
-        call.heads = least(heads, most(1, BIN_BYTES // most(per_head, 1)))
+        per_head = p.heads_per_kv * k.row_bins * k.slot_start[call.chunks] * 8
+        call.heads = ix_min(heads, ix_max(1, BIN_BYTES // ix_max(per_head, 1)))
     call.bytes = p.scratch_bytes * p.n_threads + per_head * call.heads
     call.total = heads * (call.chunks + (1 if k.map != NULL else 0))
 
@@ -57,7 +57,7 @@ cdef void compute_key_statistics(Call* call) noexcept nogil:
     call.bins = <double*> (call.scratch + p.scratch_bytes * p.n_threads)
     call.first_head = 0
     while call.first_head < heads and not p.stop:
-        call.heads = least(call.heads, heads - call.first_head)
+        call.heads = ix_min(call.heads, heads - call.first_head)
         run(call, key_statistics_step, call.heads * call.chunks)
         if p.key_request.map != NULL:
             run(call, maps_step, call.heads)
@@ -75,7 +75,7 @@ cdef void maps_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
 def key_plan(int type, Py_ssize_t kv_len, Py_ssize_t head_dim):
     """(keys of a block, blocks of a chunk) of a map: its bins of keys are listed by chunk."""
     cdef Py_ssize_t block = key_block(kv_len, head_dim * FORMATS[type].real)
-    return block, most(1, ceil_div(ceil_div(kv_len, block), MOST_CHUNKS))
+    return block, ix_max(1, ceil_div(ceil_div(kv_len, block), MAX_CHUNKS))
 
 
 cdef int request_rows(RowRequest* w, object request, Views* at) except -1:

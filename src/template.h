@@ -12,14 +12,14 @@
 #if REAL_BITS == 32 && BF16_DOT
 #define PAIR_PRODUCTS 1
 #define PRODUCT(pairs, x, y, sum) ((pairs) ? vf_dot(x, y, sum) : vf_fma(x, y, sum))
-#define LEAST_PAIRS vf_least_pairs
+#define MIN_PAIRS vf_least_pairs
 #define STORE_PAIRS vf_store_pairs
 #define PAIR_ROW pair_row
 #define LOAD_PAIRS(src, stride, n, dst) load_pairs(src, stride, n, 0, dst)
 #else
 #define PAIR_PRODUCTS 0
 #define PRODUCT(pairs, x, y, sum) ((void)(pairs), V(fma)(x, y, sum))
-#define LEAST_PAIRS(least, x) (least)
+#define MIN_PAIRS(least, x) (least)
 #define STORE_PAIRS(pairs, x) ((void)(pairs))
 #define PAIR_ROW T(query_row)
 #define LOAD_PAIRS(src, stride, n, dst) ((void)0)
@@ -50,16 +50,16 @@
 #include "attention/forward.h"
 #include "attention/gradients.h"
 #include "attention/backward.h"
-#include "softmax/rows.h"
-#include "softmax/columns.h"
-#include "softmax/backward.h"
+#include "softmax/softmax_rows.h"
+#include "softmax/softmax_columns.h"
+#include "softmax/softmax_backward.h"
 
 #undef PANEL
 #undef P_
 #undef STEP
 #undef PAIR_PRODUCTS
 #undef PRODUCT
-#undef LEAST_PAIRS
+#undef MIN_PAIRS
 #undef STORE_PAIRS
 #undef PAIR_ROW
 #undef LOAD_PAIRS

@@ -28,7 +28,7 @@ INLINE void T(backward_block)(const Params *p, const Gradients *g, Task *t, ix b
     T(load_gradient_rows)(p, g, t, b);
     T(load_lse)(p, t);
     for (ix r = 0; r < t->rows; r += GROUP_ROWS) {
-        ix n = least(GROUP_ROWS, t->rows - r);
+        ix n = ix_min(GROUP_ROWS, t->rows - r);
         if (T(gradient_products)(p, g, t, r, n, block, want, capped, b)) {
             any_visible = 1;
             T(score_gradients)(p, t, r, n, capped, b);

@@ -4,7 +4,7 @@
 /* One row's part of a block, times factor, with `fill` at the block's columns outside the part. */
 INLINE void T(store_part)(const Params *p, const Task *t, const Array *a, char *batch, ix r, ix block, const REAL *s,
                           REAL factor, REAL fill) {
-    ix first = block * p->block_k, n = least(p->block_k, p->kv_len - first), j = 0;
+    ix first = block * p->block_k, n = ix_min(p->block_k, p->kv_len - first), j = 0;
     char *dst = row_address(t, a, batch, r) + first * a->col;
     int in_place = a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && (uintptr_t)dst % sizeof(REAL) == 0;
     REAL *x = in_place ? (REAL *)dst : (REAL *)t->line;

@@ -19,7 +19,7 @@ INLINE VEC T(finish_row)(const int finish, const int select, const Params *p, co
     for (ix j = t->from; j < t->to; j += LANES) {
         const int whole = j >= lo && j + LANES <= hi;
         ix skip = 0, stop = LANES;
-        if (!whole) skip = least(most(lo - j, 0), LANES), stop = least(most(hi - j, 0), LANES);
+        if (!whole) skip = ix_min(ix_max(lo - j, 0), LANES), stop = ix_min(ix_max(hi - j, 0), LANES);
         VEC x = V(load)(s + j);
         if (finish) x *= scale;
         if (finish && p->softcap > 0) x = cap * V(tanh)(x / cap);
@@ -46,8 +46,8 @@ STEP void T(finish_scores)(const Params *p, Task *t, ix r0, ix n) {
         REAL *s = P_(s) + (r - r0) * p->width;
         const REAL *b = p->bias.data ? t->bias_row[r - r0] : NULL;
         const uint8_t *allow = t->allow + (r - r0) * p->width;
-        ix lo = most(t->row[r].start - t->first_key, t->column);
-        ix hi = least(t->row[r].stop - t->first_key, t->column_stop);
+        ix lo = ix_max(t->row[r].start - t->first_key, t->column);
+        ix hi = ix_min(t->row[r].stop - t->first_key, t->column_stop);
         VEC peak;
         if (p->raw_scores) peak = T(finish_row)(0, 1, p, t, lo, hi, allow, NULL, s);
         else if (!p->slopes.data) peak = T(finish_row)(1, 1, p, t, lo, hi, allow, b, s);

@@ -97,7 +97,7 @@ STEP void T(close_group)(Call *call, Task *t, ix r, ix n, char *kept) {
 
 INLINE void T(close_groups)(Call *call, Task *t, char *kept) {
     const ix rows = call->p.group_rows;
-    for (ix r = 0; r < t->rows; r += rows) T(close_group)(call, t, r, least(rows, t->rows - r), kept);
+    for (ix r = 0; r < t->rows; r += rows) T(close_group)(call, t, r, ix_min(rows, t->rows - r), kept);
 }
 
 /* The task's rows against its blocks of keys; a group is closed as soon as it has seen its last block. */
@@ -112,7 +112,7 @@ STEP void T(attend_blocks)(Call *call, Task *t) {
         Packed kv = T(packed_block)(call, t, block);
         int last = block == t->block_stop - 1;
         for (ix r = 0; r < t->rows; r += p->group_rows) {
-            ix n = least(p->group_rows, t->rows - r);
+            ix n = ix_min(p->group_rows, t->rows - r);
             T(attend_group)(p, t, r, n, block, kv, kept);
             if (last && p->splits == 1) T(close_group)(call, t, r, n, kept);
         }
@@ -164,12 +164,12 @@ static void T(dense_task)(Call *call, Task *t, ix split, int weights) {
     if (p->key_request.norm || p->key_request.given) T(load_given_norms)(p, t);
     else if (under_lse) T(load_lse)(p, t);
     else if (weights) T(load_row_norms)(p, t, call->row_norms);
-    for (ix block = split * p->split_k; block < least(p->k_blocks, (split + 1) * p->split_k); block++) {
+    for (ix block = split * p->split_k; block < ix_min(p->k_blocks, (split + 1) * p->split_k); block++) {
         Packed kv = {0};
         if (p->stop) return;
         if (t->block_start <= block && block < t->block_stop) kv = T(packed_block)(call, t, block);
         for (ix r = 0; r < t->rows; r += p->group_rows) {
-            ix n = least(p->group_rows, t->rows - r);
+            ix n = ix_min(p->group_rows, t->rows - r);
             enum Visibility visibility = T(visibility)(p, t, r, n, block);
             if (visibility != SKIP) T(scores)(p, t, r, n, block, kv, visibility);
             if (under_lse) T(store_under_lse)(p, t, r, n, block);
@@ -185,7 +185,7 @@ static void T(dense_task)(Call *call, Task *t, ix split, int weights) {
 /* The parts of the map of a query head of this round. */
 INLINE double *T(bins_of)(const Call *call, ix head, ix member) {
     const KeyRequest *k = &call->p.key_request;
-    return call->bins + (head * call->p.group + member) * k->row_bins * k->slot_start[call->chunks];
+    return call->bins + (head * call->p.heads_per_kv + member) * k->row_bins * k->slot_start[call->chunks];
 }
 
 /* A block of keys against all rows of a query head, in their order. */
@@ -200,7 +200,7 @@ INLINE void T(key_statistics_of_head)(Call *call, Task *t, ix block, ix head) {
         T(begin)(p, t);
         T(load_given_norms)(p, t);
         for (ix r = 0; r < t->rows; r += GROUP_ROWS) {
-            ix n = least(GROUP_ROWS, t->rows - r);
+            ix n = ix_min(GROUP_ROWS, t->rows - r);
             enum Visibility visibility = T(visibility)(p, t, r, n, block);
             if (visibility == SKIP) continue;
             T(scores)(p, t, r, n, block, t->packed, visibility);
@@ -218,16 +218,16 @@ static void T(key_statistics_task)(Call *call, Task *t, ix head, ix chunk) {
     const KeyRequest *k = &p->key_request;
     open_head(p, t, call->first_head + head);
     open_arrays(p, t);
-    for (ix block = chunk * call->chunk; block < least(p->k_blocks, (chunk + 1) * call->chunk); block++) {
+    for (ix block = chunk * call->chunk; block < ix_min(p->k_blocks, (chunk + 1) * call->chunk); block++) {
         if (block * p->block_k < t->lengths.kv_length) STEP_OF(pack)(p, t, block, t->packed);
-        for (ix member = 0; member < p->group; member++) {
+        for (ix member = 0; member < p->heads_per_kv; member++) {
             if (k->map) {
                 t->stats.slots = k->slot_start[chunk + 1] - k->slot_start[chunk];
                 t->stats.bins = T(bins_of)(call, head, member) + k->slot_start[chunk] * k->row_bins;
                 if (block == chunk * call->chunk)
                     memset(t->stats.bins, 0, k->row_bins * t->stats.slots * sizeof(double));
             }
-            T(key_statistics_of_head)(call, t, block, t->kv_head * p->group + member);
+            T(key_statistics_of_head)(call, t, block, t->kv_head * p->heads_per_kv + member);
         }
     }
 }
@@ -235,10 +235,10 @@ static void T(key_statistics_task)(Call *call, Task *t, ix head, ix chunk) {
 /* The maps of the query heads of a kv head, from the parts of its chunks. */
 static void T(maps_task)(Call *call, Task *t, ix head) {
     const Params *p = &call->p;
-    for (ix member = 0; member < p->group; member++)
+    for (ix member = 0; member < p->heads_per_kv; member++)
         for (ix bin = 0; bin < p->key_request.row_bins && !p->stop; bin++) {
             T(merge_bins)(p, t, T(bins_of)(call, head, member), call->chunks,
-                          (call->first_head + head) * p->group + member, bin);
+                          (call->first_head + head) * p->heads_per_kv + member, bin);
             poll(call, t->thread);
         }
 }

@@ -20,11 +20,11 @@ static T(Rows) T(rows_as_real)(const Array *a, const char *src, ix n, ix rows, R
 /* Queries r0 .. of the task as a strip [depth][row]; behind the last row its own query is repeated. The queries of the
  * next head are prefetched. */
 INLINE void T(pack_strip)(const Params *p, const Task *t, ix r0, REAL *dst) {
-    const ix next = p->group * p->query.head, size = T(element_size)(p->query.dtype);
+    const ix next = p->heads_per_kv * p->query.head, size = T(element_size)(p->query.dtype);
     const REAL *x[T(STRIP)];
     const char *row[T(STRIP)];
     for (ix i = 0; i < T(STRIP); i++) {
-        ix r = least(r0 + i, t->rows - 1);
+        ix r = ix_min(r0 + i, t->rows - 1);
         row[i] = row_address(t, &p->query, t->query, r);
         x[i] = p->copy_queries ? T(query_row)(p, row[i], P_(q) + r * p->depth_stride) : (const REAL *)row[i];
     }
@@ -45,12 +45,12 @@ INLINE void T(fused_scores)(const Params *p, T(Rows) keys, const REAL *q, ix col
                             Prefetch prefetch, REAL *s, VEC *peak) {
     REAL line[LANES * FUSED_DEPTH] __attribute__((aligned(64)));
     for (ix j = 0; j < columns; j += LANES) {
-        ix row = keys.row, valid = least(LANES, columns - j);
+        ix row = keys.row, valid = ix_min(LANES, columns - j);
         const char *k = keys.at + j * row;
         VEC sum[LANES][T(STRIP_VECTORS)];
         if (valid < LANES) {
             for (ix i = 0; i < LANES; i++)
-                memcpy(line + i * p->head_dim, k + least(i, valid - 1) * row, p->head_dim * sizeof(REAL));
+                memcpy(line + i * p->head_dim, k + ix_min(i, valid - 1) * row, p->head_dim * sizeof(REAL));
             k = (const char *)line;
             row = p->head_dim * (ix)sizeof(REAL);
         }
@@ -127,12 +127,12 @@ STEP int T(attend_fused)(const Params *p, Task *t) {
     const T(Rows) key = T(rows_as_real)(&p->key, t->key, p->head_dim, keys, wide);
     const T(Rows) value = T(rows_as_real)(&p->value, t->value, p->value_dim, keys, wide + p->kv_len * p->head_dim);
     for (ix r0 = 0; r0 < t->rows; r0 += T(STRIP)) {
-        ix rows = least(T(STRIP), t->rows - r0), columns = 0, fewest = FUSED_KEYS;
+        ix rows = ix_min(T(STRIP), t->rows - r0), columns = 0, fewest = FUSED_KEYS;
         VEC peak[T(STRIP_VECTORS)], stop[T(STRIP_VECTORS)];
         for (ix i = 0; i < T(STRIP); i++) {
             ix sees = i < rows ? t->row[r0 + i].stop : 0;
-            columns = most(columns, sees);
-            if (i < rows) fewest = least(fewest, sees);
+            columns = ix_max(columns, sees);
+            if (i < rows) fewest = ix_min(fewest, sees);
             stops[i] = (REAL)sees;
         }
         UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++)

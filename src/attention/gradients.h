@@ -52,7 +52,7 @@ STEP void T(load_gradient_rows)(const Params *p, const Gradients *w, Task *t, Gr
 STEP void T(pack_gradient_keys)(const Params *p, const Gradients *w, Task *t, ix block, GradientScratch *b) {
     const Array *a = &p->key;
     Task mirror = *t;
-    ix first = block * p->block_k, n = least(p->block_k, t->lengths.kv_length - first);
+    ix first = block * p->block_k, n = ix_min(p->block_k, t->lengths.kv_length - first);
     mirror.key = t->value;
     T(pack)(p, t, block, b->keys);
     T(pack)(&w->products, &mirror, block, b->values);
@@ -194,8 +194,8 @@ static void T(set_spans)(const Task *t, ix keys, GradientScratch *b) {
         Range rows = {t->rows, 0};
         for (ix g = 0; g * GROUP_ROWS < t->rows; g++)
             if (b->part[g].start < j + GROUP_ROWS && b->part[g].stop > j) {
-                rows.start = least(rows.start, g * GROUP_ROWS);
-                rows.stop = least(t->rows, (g + 1) * GROUP_ROWS);
+                rows.start = ix_min(rows.start, g * GROUP_ROWS);
+                rows.stop = ix_min(t->rows, (g + 1) * GROUP_ROWS);
             }
         b->span[j / GROUP_ROWS] = rows;
     }
@@ -209,7 +209,7 @@ static void T(add_to_keys)(const Params *p, const REAL *coefficients, const REAL
         ix from = T(first_vector)(all, c), vectors = T(first_vector)(all, c + 1) - from;
         for (ix j = 0; j < keys; j += GROUP_ROWS) {
             Range rows = span[j / GROUP_ROWS];
-            ix n = least(GROUP_ROWS, keys - j);
+            ix n = ix_min(GROUP_ROWS, keys - j);
             const REAL *w = coefficients + rows.start * p->width + j, *y = x + rows.start * stride + from * LANES;
             REAL *o = sums + j * stride + from * LANES;
             if (rows.start >= rows.stop) continue;
@@ -239,7 +239,7 @@ static void T(exclude_nonfinite_rows)(const Params *p, const Gradients *w, const
 
 /* dV += P^T dO and dK += dS^T Q of a block of rows and of keys */
 STEP void T(add_key_gradients)(const Params *p, const Gradients *w, Task *t, ix block, int want, GradientScratch *b) {
-    ix keys = least(p->block_k, t->lengths.kv_length - block * p->block_k);
+    ix keys = ix_min(p->block_k, t->lengths.kv_length - block * p->block_k);
     T(set_spans)(t, keys, b);
     if (b->any_nonfinite) T(exclude_nonfinite_rows)(p, w, t, keys, want, b);
     if (want & WANT_VALUE) T(add_to_keys)(p, b->weights, b->grad_out, w->value_stride, keys, b->span, b->d_value);
@@ -286,7 +286,7 @@ STEP void T(write_key_gradients)(const Params *p, const Gradients *w, const Task
                                  GradientScratch *b) {
     const Array *k = &w->key, *v = &w->value;
     const REAL scale = (REAL)(p->flip ? -p->scale : p->scale);
-    ix first = block * p->block_k, n = least(p->block_k, p->kv_len - first);
+    ix first = block * p->block_k, n = ix_min(p->block_k, p->kv_len - first);
     char *key = address(k, &p->batch, t->batch, t->kv_head), *value = address(v, &p->batch, t->batch, t->kv_head);
     for (ix j = 0; j < n; j++) {
         if (want & WANT_KEY)

@@ -33,7 +33,7 @@ INLINE void T(dots)(const int dtype, const int rows, const REAL *const *q, const
         VEC sum[GROUP_ROWS][DOT_KEYS];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int v = 0; v < DOT_KEYS; v++) sum[r][v] = V(set1)(0);
-        stop = least(depth, d + CHAIN * LANES);
+        stop = ix_min(depth, d + CHAIN * LANES);
         for (ix i = d; i < stop; i += LANES) {
             VEC x[DOT_KEYS];
             UNROLL for (int v = 0; v < DOT_KEYS; v++) x[v] = T(load_as)(dtype, k[v] + i * size);
@@ -95,7 +95,7 @@ INLINE void T(find_keys)(const int dtype, int copied, int widened, const Params 
     const Array *a = &p->key;
     for (ix v = 0; v < LANES; v++) {
         REAL *line = (REAL *)t->line + v * p->depth_stride;
-        k[v] = key + least(v, valid - 1) * a->row;
+        k[v] = key + ix_min(v, valid - 1) * a->row;
         if (!copied && !widened) continue;
         if (dtype == PAIRS && !copied) memcpy(line, k[v], 2 * p->head_dim);
         else if (dtype == PAIRS) LOAD_PAIRS(k[v], a->col, p->head_dim, line);
@@ -116,7 +116,7 @@ INLINE void T(score_keys)(const int dtype, int copied, const Params *p, Task *t,
     const int strips = p->unfused == STRIPS;
     Prefetch prefetch = prefetch_ahead_of(a, p->head_dim * T(element_size)(a->dtype), keys, t->from, 0), none = {0};
     for (ix j = t->from; j < t->to; j += LANES) {
-        ix valid = least(LANES, t->column_stop - j);
+        ix valid = ix_min(LANES, t->column_stop - j);
         const char *key = keys + j * a->row;
         /* Rows a multiple of 4096 bytes apart share a cache set, so strips copy them. */
         const int as_is = strips && !copied && (dtype == NATIVE || dtype == PAIRS) && valid == LANES
@@ -127,7 +127,7 @@ INLINE void T(score_keys)(const int dtype, int copied, const Params *p, Task *t,
                             as_is ? a->row : p->depth_stride * (ix)sizeof(REAL), key, P_(s) + j);
         else for (ix r = 0; r < n; r += each) {
             REAL *s = P_(s) + r * p->width + j;
-            ix m = least(each, n - r);
+            ix m = ix_min(each, n - r);
 #define ROWS(rows) T(dot_rows)(dtype, rows, q_rows + r, k, r ? &none : &prefetch, depth, s, p->width)
             ROW_CASES(m, ROWS)
 #undef ROWS
@@ -216,7 +216,7 @@ static int T(sum_rows)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride, 
  * the loops that call it 4 % longer (avx2). */
 static __attribute__((noinline, cold)) void T(sum_nonfinite)(const Params *p, Task *t, ix first, ix stop, ix block,
                                                              ix from, ix keys, ix vector, const REAL *alpha) {
-    const ix column = vector * LANES, valid = least(LANES, p->value_dim - column);
+    const ix column = vector * LANES, valid = ix_min(LANES, p->value_dim - column);
     ix n_nonfinite = 0;
     REAL *copy = t->packed.values;
     Prefetch none = {0};
@@ -258,7 +258,7 @@ STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
     for (ix from = t->column, stop; from < t->column_stop; from = stop, alpha = ones) {
         const REAL *w = P_(s) + from;
         ix w_stride = p->width;
-        stop = least((from / IN_PLACE_KEYS + 1) * IN_PLACE_KEYS, t->column_stop);
+        stop = ix_min((from / IN_PLACE_KEYS + 1) * IN_PLACE_KEYS, t->column_stop);
         if (t->value_scale) {
             const float *scale = t->value_scale + block * p->block_k + from;
             for (ix r = 0; r < n; r++)
@@ -273,7 +273,7 @@ STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
             const char *v = values + from * a->row + start * LANES * a->col;
             int as_is = !copied && T(in_place_chunk)(dtype, vectors);
             if (!as_is) {
-                ix valid = least(vectors * LANES, p->value_dim - start * LANES);
+                ix valid = ix_min(vectors * LANES, p->value_dim - start * LANES);
                 memset(t->line, 0, vectors * LANES * sizeof(REAL));
                 T(pack_chunk)(0, a, v, NULL, stop - from, valid, vectors, t->line, t->packed.keys);
                 v = t->packed.keys;
@@ -281,13 +281,13 @@ STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
             }
             for (ix r = 0, m; r < n; r += m) {
                 REAL *o = P_(o) + r * p->value_stride + start * LANES;
-                m = least(each, n - r);
+                m = ix_min(each, n - r);
                 const ix wide = vectors_of_sums(m, vectors), size = LANES * T(element_size)(as_is ? dtype : NATIVE);
                 for (ix i = 0; i < vectors; i += wide)
-                    if (!T(sum_rows)(as_is ? dtype : NATIVE, m, least(wide, vectors - i), w + r * w_stride, w_stride,
+                    if (!T(sum_rows)(as_is ? dtype : NATIVE, m, ix_min(wide, vectors - i), w + r * w_stride, w_stride,
                                      v + i * size, row, r && !twice ? &none : &prefetch, stop - from, alpha + r,
                                      o + i * LANES, p->value_stride))
-                        for (ix k = start + i; k < start + least(i + wide, vectors); k++)
+                        for (ix k = start + i; k < start + ix_min(i + wide, vectors); k++)
                             T(sum_nonfinite)(p, t, r, r + m, block, from, stop - from, k, alpha);
             }
         }

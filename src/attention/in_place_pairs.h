@@ -77,7 +77,7 @@ STEP void values_in_place_pairs_f32(const Params *p, Task *t, ix n, ix block) {
     rescale_nonfinite_f32(p, t, 0, n);
     for (ix from = t->column / 2 * 2, stop; from < t->column_stop; from = stop, alpha = ones) {
         const float *w = (const float *)t->pairs + from / 2;
-        stop = least((from / IN_PLACE_KEYS + 1) * IN_PLACE_KEYS, t->column_stop);
+        stop = ix_min((from / IN_PLACE_KEYS + 1) * IN_PLACE_KEYS, t->column_stop);
         Prefetch prefetch = prefetch_ahead_of(a, 2 * p->value_dim, values, from, twice);
         for (ix c = 0; c < chunks_f32(p); c++) {
             ix start = chunk_start_f32(p, c), row = a->row;
@@ -89,7 +89,7 @@ STEP void values_in_place_pairs_f32(const Params *p, Task *t, ix n, ix block) {
             }
             for (ix r = 0, m; r < n; r += m) {
                 float *o = (float *)t->o + r * p->value_stride + start * VF;
-                m = least(each, n - r);
+                m = ix_min(each, n - r);
                 const ix wide = vectors_of_sums(m, TILE_VECTORS);
                 for (ix i = 0; i < TILE_VECTORS; i += wide)
                     if (!sum_pairs_rows(m, w + r * w_stride, w_stride, v + 2 * i * VF, row,

@@ -54,7 +54,7 @@ static void T(add_products)(const Params *p, Task *t, ix r0, ix n) {
 STEP void T(close_bin)(const Params *p, Task *t, ix block) {
     const KeyRequest *w = &p->key_request;
     const int64_t *slot = w->slot + block * p->block_k;
-    ix n = least(p->block_k, p->kv_len - block * p->block_k);
+    ix n = ix_min(p->block_k, p->kv_len - block * p->block_k);
     double *bins, *from = t->stats.bin;
     if (t->stats.row_bin < 0) return;
     bins = t->stats.bins + t->stats.row_bin * t->stats.slots;
@@ -137,7 +137,7 @@ STEP void T(add_key_statistics)(const Params *p, Task *t, ix r0, ix n, ix block)
 /* The keys of a block have met all rows of a query head. */
 STEP void T(write_key_statistics)(const Params *p, Task *t, ix head, ix block) {
     const KeyRequest *w = &p->key_request;
-    ix first = block * p->block_k, n = least(p->block_k, p->kv_len - first);
+    ix first = block * p->block_k, n = ix_min(p->block_k, p->kv_len - first);
     ix at = (t->batch * p->q_heads + head) * p->kv_len + first;
     for (ix j = 0; j < n; j++) {
         if (w->mass) ((REAL *)w->mass)[at + j] = (REAL)t->stats.mass[j];

@@ -20,8 +20,8 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
     int some = 0, bytes = p->mask.data || p->key_mask.data || p->q_segments.data;
     *all = 1;
     for (ix r = r0; r < r0 + n; r++) {
-        ix i = t->row[r].position, lo = most(t->row[r].start - first, t->column);
-        ix hi = most(lo, least(t->row[r].stop - first, t->column_stop)), width = hi - lo, from = first + lo;
+        ix i = t->row[r].position, lo = ix_max(t->row[r].start - first, t->column);
+        ix hi = ix_max(lo, ix_min(t->row[r].stop - first, t->column_stop)), width = hi - lo, from = first + lo;
         uint8_t any = width > 0, every = 1, *restrict row = t->allow + (r - r0) * p->width, *restrict allow = row + lo;
         if (bytes) {
             memset(row, 0, t->to);
@@ -61,7 +61,7 @@ static void T(prefetch_panel)(const Params *p, const Task *t, ix r0, ix rows, ix
     ix first = t->first_key + j;
     /* Without it the compiler sees a function without effect, and drops the call. */
     __asm__ volatile("");
-    for (ix r = r0; r < least(r0 + GROUP_ROWS, t->rows); r++) {
+    for (ix r = r0; r < ix_min(r0 + GROUP_ROWS, t->rows); r++) {
         if (m->data) __builtin_prefetch(row_address(t, m, t->mask, r) + first * m->col);
         if (b->data) prefetch_lines(row_address(t, b, t->bias, r) + first * b->col, PANEL * b->col, 0);
     }
@@ -72,18 +72,18 @@ static void T(prefetch_panel)(const Params *p, const Task *t, ix r0, ix rows, ix
 
 /* Cut the block to the columns that some row of the group sees, and find what is to be masked in it. */
 STEP enum Visibility T(visibility)(const Params *p, Task *t, ix r0, ix n, ix block) {
-    ix first = block * p->block_k, last = most(first, least(first + p->block_k, t->lengths.kv_length));
+    ix first = block * p->block_k, last = ix_max(first, ix_min(first + p->block_k, t->lengths.kv_length));
     t->first_key = first;
     ix start = PTRDIFF_MAX, stop = 0, inner_start = 0, inner_stop = PTRDIFF_MAX;
     for (ix r = r0; r < r0 + n; r++) {
-        inner_start = most(inner_start, t->row[r].start);
-        inner_stop = least(inner_stop, t->row[r].stop);
+        inner_start = ix_max(inner_start, t->row[r].start);
+        inner_stop = ix_min(inner_stop, t->row[r].stop);
         if (t->row[r].start == t->row[r].stop) continue;
-        start = least(start, t->row[r].start);
-        stop = most(stop, t->row[r].stop);
+        start = ix_min(start, t->row[r].start);
+        stop = ix_max(stop, t->row[r].stop);
     }
-    t->column = least(most(start, first), last) - first;
-    t->column_stop = most(least(stop, last), first) - first;
+    t->column = ix_min(ix_max(start, first), last) - first;
+    t->column_stop = ix_max(ix_min(stop, last), first) - first;
     if (start >= stop || t->column >= t->column_stop) {
         t->column = t->column_stop = 0;
         return SKIP;

@@ -19,7 +19,7 @@ static void T(add_nonfinite)(const Params *p, Task *t, ix r0, ix from, ix n, ix 
             if (t->uses_allow && !t->allow[(r - r0) * p->width + j]) continue;
             if (p->bias.data) {
                 const REAL *b = t->bias_row[r - r0];
-                if (b[j - most(t->row[r].start - first, t->column)] == -INFINITY) continue;
+                if (b[j - ix_max(t->row[r].start - first, t->column)] == -INFINITY) continue;
             }
             REAL w = P_(s)[(r - r0) * p->width + j], *o = P_(o) + r * p->value_stride,
                 *big = P_(nonfinite_o) + r * p->value_stride;

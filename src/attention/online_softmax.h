@@ -33,7 +33,7 @@ INLINE void T(softmax_group)(const int pairs, const Params *p, Task *t, ix r0, i
     }
     for (ix r = 0; r < n; r += LANES) V(store)(alpha + r, V(exp2)(V(load)(alpha + r) * c));
     for (ix r = 0, m; r < n; r += m) {
-        m = least(GROUP_ROWS, n - r);
+        m = ix_min(GROUP_ROWS, n - r);
 #define ROWS(rows) T(exp2_rows)(pairs, rows, s + r * p->width, t->pairs + r * p->width, p->width, t->from, t->to, \
                                 shift + r, c, total + r)
         ROW_CASES(m, ROWS)

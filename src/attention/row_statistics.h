@@ -2,7 +2,7 @@
  * and weights beside the softmax. */
 
 /* log2 of a weight that is 0 in any type: 0 times it is 0, as 0 log 0 should be */
-enum { T(LEAST_POWER) = -(1 << 14) };
+enum { T(MIN_POWER) = -(1 << 14) };
 
 /* -------------------------------------------------------------------------------------------- the largest scores */
 
@@ -82,7 +82,7 @@ INLINE void T(surprises)(const int rows, const REAL *w, const REAL *s, ix stride
     UNROLL for (int r = 0; r < rows; r++) sum[r] = V(set1)(0);
     for (ix j = from; j < to; j += LANES)
         UNROLL for (int r = 0; r < rows; r++) {
-            VEC power = V(max)((V(load)(s + r * stride + j) - V(set1)(shift[r])) * c, V(set1)(T(LEAST_POWER)));
+            VEC power = V(max)((V(load)(s + r * stride + j) - V(set1)(shift[r])) * c, V(set1)(T(MIN_POWER)));
             sum[r] = V(fma)(V(load)(w + r * stride + j), power, sum[r]);
         }
     UNROLL for (int r = 0; r < rows; r++) total[r] = V(sum)(sum[r]);

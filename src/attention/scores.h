@@ -33,11 +33,11 @@ INLINE void T(scores_rows)(const int pairs, const int rows, const Params *p, con
     ix from = 0, depth, depths = pairs ? ceil_div(p->head_dim, 2) : p->head_dim;
     unsigned every = (1u << LANES) - 1, tail = every >> (t->to - t->column_stop);
     do {
-        depth = least(depths - from, pairs ? CHAIN / 2 : CHAIN);
+        depth = ix_min(depths - from, pairs ? CHAIN / 2 : CHAIN);
         UNROLL for (int r = 0; r < rows; r++) q[r] = q_rows[r] + from, peak[r] = V(set1)(-INFINITY);
         for (ix j = t->from; j < t->to; j += PANEL) {
             REAL *s = P_(s) + j;
-            ix vectors = least(PANEL, t->to - j) / LANES;
+            ix vectors = ix_min(PANEL, t->to - j) / LANES;
             const REAL *panel = k + j * depths + from * PANEL;
             if ((p->masked || p->kept_scores) && from == 0) T(prefetch_panel)(p, t, next, rows, j);
 #define TILE(vectors) \
@@ -53,7 +53,7 @@ INLINE void T(scores_rows)(const int pairs, const int rows, const Params *p, con
 
 /* Prefetch what the next group of rows reads first: its queries and its sums. */
 INLINE void T(prefetch_group)(const Params *p, const Task *t, ix r0) {
-    for (ix r = r0; r < least(r0 + GROUP_ROWS, t->rows); r++) {
+    for (ix r = r0; r < ix_min(r0 + GROUP_ROWS, t->rows); r++) {
         prefetch_lines(t->q_rows[r], p->head_dim * (ix)sizeof(REAL), 0);
         prefetch_lines((const char *)(P_(o) + r * p->value_stride), p->value_stride * (ix)sizeof(REAL), 1);
     }

@@ -37,7 +37,7 @@ INLINE void T(values_rows)(const int pairs, const int rows, const Params *p, con
 INLINE void T(add_values)(const int pairs, const Params *p, const Task *t, ix r0, ix n, ix block, const REAL *const *w,
                           const REAL *values) {
     REAL *o = P_(o) + r0 * p->value_stride;
-    ix keys_in_block = least(p->block_k, t->lengths.kv_length - block * p->block_k);
+    ix keys_in_block = ix_min(p->block_k, t->lengths.kv_length - block * p->block_k);
 #define ROWS(rows) T(values_rows)(pairs, rows, p, t, w, o, values, keys_in_block)
     ROW_CASES(n, ROWS)
 #undef ROWS

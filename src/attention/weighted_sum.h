@@ -7,7 +7,7 @@ enum { T(WEIGHTED_KEYS) = 128 };
 static void T(prefetch_weights)(const Params *p, const Task *t, ix r0, ix key) {
     /* Without it the compiler sees a function without effect, and drops the call. */
     __asm__ volatile("");
-    for (ix r = r0; r < least(r0 + GROUP_ROWS, t->rows); r++)
+    for (ix r = r0; r < ix_min(r0 + GROUP_ROWS, t->rows); r++)
         prefetch_lines(row_address(t, &p->weights, t->weights, r) + key * p->weights.col,
                        T(WEIGHTED_KEYS) * p->weights.col, 0);
 }
@@ -17,7 +17,7 @@ static void T(prefetch_weights)(const Params *p, const Task *t, ix r0, ix key) {
 STEP void T(weighted_sum)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) {
     const Array *a = &p->weights;
     const REAL *w[GROUP_ROWS];
-    ix first = block * p->block_k, stop = least(p->block_k, p->kv_len - first), n_nonfinite = *kv.n_nonfinite;
+    ix first = block * p->block_k, stop = ix_min(p->block_k, p->kv_len - first), n_nonfinite = *kv.n_nonfinite;
     t->uses_allow = n_nonfinite != 0;
     for (ix r = 0; r < n; r++) {
         REAL *copy = P_(s) + r * p->width;
@@ -35,7 +35,7 @@ STEP void T(weighted_sum)(const Params *p, Task *t, ix r0, ix n, ix block, Packe
     for (ix r = 0; r < n; r++)
         for (ix k = 0; k < n_nonfinite; k++) P_(s)[r * p->width + kv.nonfinite[k]] = 0;
     for (; t->column < stop; t->column = t->column_stop) {
-        t->column_stop = least(t->column + T(WEIGHTED_KEYS), stop);
+        t->column_stop = ix_min(t->column + T(WEIGHTED_KEYS), stop);
         if (t->column_stop < stop) T(prefetch_weights)(p, t, r0, first + t->column_stop);
         else T(prefetch_weights)(p, t, r0 + n, first);
         T(add_real_values)(p, t, r0, n, block, w, kv.values);

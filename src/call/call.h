@@ -4,7 +4,7 @@
 
 #include "call/process.h"             /* first: Python.h says which functions of the C library there are */
 
-#include "call/gradients.h"
+#include "call/gradient_params.h"
 #include "call/path.h"
 
 typedef struct Kernels Kernels;          /* kernels.h */

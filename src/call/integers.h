@@ -14,8 +14,11 @@ static inline void add_atomically(Count *count, ix n) { *count += n; }
 
 typedef struct { ix start, stop; } Range;
 
-static inline ix least(ix a, ix b) { return a < b ? a : b; }
-static inline ix most(ix a, ix b) { return a > b ? a : b; }
+static inline ix ix_min(ix a, ix b) { return a < b ? a : b; }
+static inline ix ix_max(ix a, ix b) { return a > b ? a : b; }
+/* Names that went: for changes under way. */
+#define least(a, b) ix_min(a, b)
+#define most(a, b) ix_max(a, b)
 static inline ix ceil_div(ix a, ix b) { return (a + b - 1) / b; }
 static inline ix round_up(ix a, ix b) { return ceil_div(a, b) * b; }
 

@@ -6,7 +6,7 @@
 
 /* First row of a query block. Blocks differ by one register tile of rows at most, so that no thread waits long. */
 static inline ix first_row(const Params *p, ix block) {
-    return least(ceil_div(p->rows, GROUP_ROWS) * block / p->q_blocks * GROUP_ROWS, p->rows);
+    return ix_min(ceil_div(p->rows, GROUP_ROWS) * block / p->q_blocks * GROUP_ROWS, p->rows);
 }
 
 /* The keys and values of kv head `head`, counted over the batch. */
@@ -40,18 +40,18 @@ static void open_task(const Params *p, Task *t, ix head, ix block, ix split) {
     open_head(p, t, head);
     t->first = first_row(p, block);
     t->rows = first_row(p, block + 1) - t->first;
-    ix position = t->first / p->group, member = t->first % p->group;
+    ix position = t->first / p->heads_per_kv, member = t->first % p->heads_per_kv;
     Range keys = visible(p, t->lengths, position);
     for (ix r = 0; r < t->rows; r++) {
-        t->row[r] = (Row){keys.start, keys.stop, position, t->kv_head * p->group + member};
-        if (keys.start < keys.stop) first = least(first, keys.start), last = most(last, keys.stop);
-        if (++member == p->group) {
+        t->row[r] = (Row){keys.start, keys.stop, position, t->kv_head * p->heads_per_kv + member};
+        if (keys.start < keys.stop) first = ix_min(first, keys.start), last = ix_max(last, keys.stop);
+        if (++member == p->heads_per_kv) {
             position++, member = 0;
             keys = visible(p, t->lengths, position);
         }
     }
-    t->block_start = most(first / p->block_k, split * p->split_k);
-    t->block_stop = least(ceil_div(last, p->block_k), (split + 1) * p->split_k);
+    t->block_start = ix_max(first / p->block_k, split * p->split_k);
+    t->block_stop = ix_min(ceil_div(last, p->block_k), (split + 1) * p->split_k);
     open_arrays(p, t);
 }
 
@@ -61,12 +61,12 @@ static int open_walk(const Params *p, Task *t, ix head, ix first, ix block) {
     ix begin = block * p->block_k;
     int some = 0;
     t->first = first;
-    t->rows = least(p->block_q, k->walk - first);
+    t->rows = ix_min(p->block_q, k->walk - first);
     for (ix r = 0; r < t->rows; r++) {
         ix position = k->order ? k->order[first + r] : first + r;
         Range keys = visible(p, t->lengths, position);
         t->row[r] = (Row){keys.start, keys.stop, position, head};
-        some |= keys.start < least(keys.stop, begin + p->block_k) && begin < keys.stop;
+        some |= keys.start < ix_min(keys.stop, begin + p->block_k) && begin < keys.stop;
     }
     return some;
 }

@@ -34,7 +34,7 @@ typedef struct {
     Array key_scale, value_scale;    /* float factors of int8 rows, contiguous; not given for other dtypes */
     Batch batch;
     ix batches, q_heads, kv_heads;
-    ix group;                    /* query heads of a kv head */
+    ix heads_per_kv;             /* query heads of a kv head */
     ix q_len, kv_len, head_dim, value_dim;
     int mode;                    /* enum Mode */
     int type;                    /* F32 or F64: accumulation */
@@ -48,7 +48,7 @@ typedef struct {
     int flip;                    /* the query is loaded with its sign changed: a negative scale, exactly */
     int masked;                  /* mask, key_mask, bias or segments forbid keys beside the key range */
 
-    ix rows;                     /* q_len * group: query rows of one kv head, position-major */
+    ix rows;                     /* q_len * heads_per_kv: query rows of one kv head, position-major */
     int path;                    /* enum Path, as chosen */
     int unfused;                 /* enum Path of the steps: `path`, or the one that FUSED falls back to */
     ix group_rows;               /* rows of one group, which take each step together */

@@ -21,7 +21,7 @@ typedef struct {
 } Format;
 
 /* Rows of a strip: two independent chains of sums for each multiply-and-add that a cycle can start. */
-static inline ix rows_of_strip(const Format *f) { return most(8, f->lanes); }
+static inline ix rows_of_strip(const Format *f) { return ix_max(8, f->lanes); }
 
 /* Statistics of a row have one value however many rows a call has, so they are taken on one path. */
 static inline int for_statistics(const Params *p) {
@@ -37,9 +37,9 @@ static inline enum Path path_of_rows(const Params *p, const Format *f) {
 
 /* Keys of a block: the most whose keys and values fit in block_bytes; in-place rows stream in long blocks. */
 static inline ix keys_of_block(const Params *p, const Format *f, enum Path path) {
-    ix keys = SIZES.most_block_k;
+    ix keys = SIZES.max_block_k;
     if (path == IN_PLACE) return SIZES.in_place_block_k;
-    while (keys > SIZES.least_block_k && keys * (p->head_dim + p->value_dim) * f->real > SIZES.block_bytes) keys /= 2;
+    while (keys > SIZES.min_block_k && keys * (p->head_dim + p->value_dim) * f->real > SIZES.block_bytes) keys /= 2;
     return keys;
 }
 
@@ -55,7 +55,7 @@ static inline int fills_strips(const Params *p, const Format *f, enum Path path)
 /* Whether the call has no more to do than the fused kernel does: one block of keys, no option that changes scores or
  * forbids keys beyond causal order, the output alone wanted. */
 static inline int is_small_and_plain(const Params *p, const Format *f, enum Path path) {
-    return p->mode == ATTEND && p->out.data && p->kv_len <= least(keys_of_block(p, f, path), FUSED_KEYS)
+    return p->mode == ATTEND && p->out.data && p->kv_len <= ix_min(keys_of_block(p, f, path), FUSED_KEYS)
         && p->head_dim <= FUSED_DEPTH && p->head_dim % f->lanes == 0 && p->value_dim % rows_of_strip(f) == 0
         && p->raw_scores && !p->masked && p->left < 0 && !p->sinks.data && !p->q_starts.data && !p->q_lengths.data
         && !p->key_scale.data && f->packed == f->real

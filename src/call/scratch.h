@@ -74,7 +74,7 @@ static ix carve_task(const Params *p, const Format *f, char *scratch, Task *t) {
     t->q = carve(&at, p->copy_queries ? rows * p->depth_stride * real : 0);
     t->strips = carve(&at, p->unfused == STRIPS ? p->group_rows * p->depth_stride * real : 0);
     t->wide = carve(&at, widens ? p->kv_len * (p->head_dim + p->value_dim) * real : 0);
-    t->s = carve(&at, most(p->kept_scores, 1) * group * real);
+    t->s = carve(&at, ix_max(p->kept_scores, 1) * group * real);
     t->o = carve(&at, sums);
     t->nonfinite_o = carve(&at, sums);
     t->row_max = carve(&at, rows * real + 64);
@@ -84,7 +84,7 @@ static ix carve_task(const Params *p, const Format *f, char *scratch, Task *t) {
     t->row = (Row *)carve(&at, rows * (ix)sizeof(Row));
     t->bias_rows = carve(&at, p->bias.data ? group * real : 0);
     t->allow = (uint8_t *)carve(&at, p->masked || p->mode == WEIGHTED_SUM ? group : 0);
-    t->line = carve(&at, (most((in_place ? f->lanes : 4) * p->depth_stride, most(2 * p->value_stride, p->width))
+    t->line = carve(&at, (ix_max((in_place ? f->lanes : 4) * p->depth_stride, ix_max(2 * p->value_stride, p->width))
                           + f->lanes) * real);
     t->packed = packed_at(p, f, carve(&at, own_packed_bytes(p, f)));
     t->kept_part = (Range *)carve(&at, p->kept_scores * (ix)sizeof(Range));

@@ -11,14 +11,14 @@ enum {
     CHAIN = 256,                         /* longest chain of additions of a product: a deep one is a sum of chains,
                                             because a rounding error grows with the length of its chain */
     FUSED_DEPTH = 128,                   /* deepest heads of the fused path: a strip of queries is 8 KB */
-    FUSED_KEYS = 512,                    /* most keys of the fused path: 32 rows 15 % faster than packed, 64 rows 4 % */
+    FUSED_KEYS = 512,                    /* longest kv_len that is fused: 15 % faster than packed at 32 rows, 64: 4 % */
     PREFETCH_BYTES = 16384               /* distance of prefetches of keys and values in place; 8 KB: 5 % slower */
 };
 
 /* block_k and split_k, and what they follow from, fix the order of sums, so they are constants on every machine. The
  * sizes of a task are free; they are shares of the L2 cache (process.h), which was 1 MB for these figures. */
 typedef struct {
-    ix most_block_k, least_block_k;      /* keys of a block: the most that fit in block_bytes */
+    ix max_block_k, min_block_k;         /* keys of a block: the most that fit in block_bytes */
     ix block_bytes;                      /* of a block's keys and values: half of L2 */
     ix in_place_block_k;                 /* keys of a block that is read in place, except by strips */
     ix split_k;                          /* keys of a split, where rows are few */
@@ -31,7 +31,7 @@ typedef struct {
 } Sizes;
 
 static const Sizes SIZES = {
-    .most_block_k = 512, .least_block_k = 64,
+    .max_block_k = 512, .min_block_k = 64,
     .block_bytes = 512 * 1024,           /* 256 K: 3 % slower at D = 128 (avx2, base: the same; float64: 2 %) */
     .in_place_block_k = 1024,            /* 512: 2 % slower, 128: 12 %: memory switches between keys and values */
     .split_k = 1024,

@@ -18,9 +18,9 @@ static inline Lengths lengths_of(const Params *p, ix b) {
 /* Keys that query position i may see; empty (0, 0) for a row past its length. */
 static inline Range visible(const Params *p, Lengths n, ix i) {
     ix position = saturating_add(i, n.offset), start = 0, stop = n.kv_length;
-    if (p->causal) stop = least(stop, saturating_add(position, 1));
-    if (p->right >= 0) stop = least(stop, saturating_add(saturating_add(position, p->right), 1));
-    if (p->left >= 0) start = most(start, saturating_add(position, -p->left));
+    if (p->causal) stop = ix_min(stop, saturating_add(position, 1));
+    if (p->right >= 0) stop = ix_min(stop, saturating_add(saturating_add(position, p->right), 1));
+    if (p->left >= 0) start = ix_max(start, saturating_add(position, -p->left));
     if (i >= n.q_length || start >= stop) return (Range){0, 0};
     return (Range){start, stop};
 }

@@ -7,9 +7,9 @@ static void T(pack_keys)(const Params *p, const char *key, const float *scale, i
     int contiguous = a->dtype == NATIVE && a->col == (ix)sizeof(REAL);
     for (ix j = 0; j < n; j += LANES) {
         REAL *panel = dst + (j / PANEL) * PANEL * depth + j % PANEL;
-        ix valid = least(LANES, n - j);
+        ix valid = ix_min(LANES, n - j);
         for (ix d = 0; d < depth; d += LANES) {
-            ix width = least(LANES, depth - d);
+            ix width = ix_min(LANES, depth - d);
             VEC square[LANES];
             for (ix i = 0; i < LANES; i++) {
                 const char *src = key + (first + j + i) * a->row + d * a->col;
@@ -80,7 +80,7 @@ static void T(pack_values)(const Params *p, const char *value, const float *scal
     if (scale) scale += first;
     for (ix c = 0; c < T(chunks)(p); c++) {
         ix from = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - from;
-        ix valid = least(vectors * LANES, p->value_dim - from * LANES);
+        ix valid = ix_min(vectors * LANES, p->value_dim - from * LANES);
         const char *src = value + first * a->row + from * LANES * a->col;
         REAL *dst = (REAL *)kv.values + from * LANES * n;
         if (a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && valid == vectors * LANES)
@@ -119,7 +119,7 @@ static int T(packed_already)(const Params *p, const Task *t, ix n) {
 
 /* Pack a block of the task's kv head into the parts of kv that are not NULL. */
 STEP void T(pack)(const Params *p, Task *t, ix block, Packed kv) {
-    ix first = block * p->block_k, n = least(p->block_k, t->lengths.kv_length - first);
+    ix first = block * p->block_k, n = ix_min(p->block_k, t->lengths.kv_length - first);
     if (kv.keys) T(pack_keys)(p, t->key, t->key_scale, first, n, kv.keys);
     if (!kv.values) return;
     *kv.n_nonfinite = 0;

@@ -12,7 +12,7 @@ static void pack_keys_pairs(const Params *p, const char *key, ix first, ix n, fl
     for (ix j = 0; j < n; j += VF) {
         float *panel = dst + j / panel_width * panel_width * depths + j % panel_width;
         for (ix d = 0; d < depths; d += VF) {
-            ix width = least(VF, depths - d);
+            ix width = ix_min(VF, depths - d);
             vf square[VF];
             for (ix i = 0; i < VF; i++) {
                 const char *src = key + (first + j + i) * p->key.row + d * step;
@@ -21,7 +21,7 @@ static void pack_keys_pairs(const Params *p, const char *key, ix first, ix n, fl
                 else if (p->key.col == 2 && 2 * (d + VF) <= p->head_dim) square[i] = vf_loadu((const float *)src);
                 else {
                     float line[VF] = {0};
-                    load_pairs(src, p->key.col, least(2 * width, p->head_dim - 2 * d), 0, line);
+                    load_pairs(src, p->key.col, ix_min(2 * width, p->head_dim - 2 * d), 0, line);
                     square[i] = vf_loadu(line);
                 }
             }
@@ -43,7 +43,7 @@ static void pack_values_pairs(const Params *p, const char *value, ix first, ix n
     vfi odd = {0};
     for (ix c = 0; c < chunks_f32(p); c++) {
         ix from = chunk_start_f32(p, c), width = (chunk_start_f32(p, c + 1) - from) * VF;
-        ix valid = least(width, p->value_dim - from * VF);
+        ix valid = ix_min(width, p->value_dim - from * VF);
         const char *src = value + first * a->row + from * VF * a->col;
         float *dst = (float *)kv.values + from * VF * ceil_div(n, 2), *low = line, *high = line + p->value_stride;
         memset(low, 0, width * sizeof(float));
@@ -81,7 +81,7 @@ static void pack_values_pairs(const Params *p, const char *value, ix first, ix n
 }
 
 STEP void pack_pairs_f32(const Params *p, Task *t, ix block, Packed kv) {
-    ix first = block * p->block_k, n = least(p->block_k, t->lengths.kv_length - first);
+    ix first = block * p->block_k, n = ix_min(p->block_k, t->lengths.kv_length - first);
     if (kv.keys) pack_keys_pairs(p, t->key, first, n, kv.keys);
     if (!kv.values) return;
     *kv.n_nonfinite = 0;

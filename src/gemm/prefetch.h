@@ -22,7 +22,7 @@ static inline Prefetch prefetch_from(const Array *a, ix bytes, const char *at) {
 /* The same, PREFETCH_BYTES ahead of row `at` of a block. Where two tall tiles use a step of rows one after the other,
  * both prefetch, and a whole step ahead (16 rows of float32: 181 cycles a key instead of 215). */
 static inline Prefetch prefetch_ahead_of(const Array *a, ix bytes, const char *block, ix at, int twice) {
-    ix rows = most(PREFETCH_BYTES / most(bytes, 1), twice ? IN_PLACE_KEYS : 0);
+    ix rows = ix_max(PREFETCH_BYTES / ix_max(bytes, 1), twice ? IN_PLACE_KEYS : 0);
     Prefetch prefetch = prefetch_from(a, bytes, block + (rows + at) * a->row);
     prefetch.half = twice;
     return prefetch;

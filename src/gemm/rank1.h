@@ -20,7 +20,7 @@ INLINE void T(rank1)(const int kind, const int rows, const int vectors, const RE
     for (ix k = 0; k < n; k += step, b += step * stride) {
         VEC x[TILE_VECTORS];
         UNROLL for (int i = 0; i < vectors; i++) x[i] = T(load_step)(kind, b, stride, i, k + 1 < n);
-        if (kind == ROW_PAIRS) UNROLL for (int i = 0; i < vectors; i++) *smallest = LEAST_PAIRS(*smallest, x[i]);
+        if (kind == ROW_PAIRS) UNROLL for (int i = 0; i < vectors; i++) *smallest = MIN_PAIRS(*smallest, x[i]);
         if (prefetch && rows > GROUP_ROWS && near.half) prefetch_next(&near, bytes / 2);
         else if (prefetch) prefetch_next(&near, bytes);
         UNROLL for (int r = 0; r < rows; r++) {

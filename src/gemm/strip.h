@@ -54,7 +54,7 @@ INLINE void T(strip_scores)(const int pairs, const REAL *q, const char *k, ix ro
     const ix chain = pairs ? CHAIN / 2 : CHAIN;
     for (ix from = 0, stop; from < depth; from = stop) {
         VEC sum[LANES][T(STRIP_VECTORS)];
-        stop = least(depth, from + chain);
+        stop = ix_min(depth, from + chain);
         T(rank1_lanes)(pairs, (const char *)(q + from * T(STRIP)), T(STRIP) * sizeof(REAL),
                        k + from * (ix)sizeof(REAL), row, sizeof(REAL), stop - from, prefetch, sum, NULL);
         UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++) {

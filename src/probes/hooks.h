@@ -8,9 +8,9 @@
     static void apply_##name##_##type(real *x, ix n) { \
         for (ix i = 0; i < n; i += lanes) { \
             real part[lanes] = {0}; \
-            memcpy(part, x + i, least(lanes, n - i) * sizeof(real)); \
+            memcpy(part, x + i, ix_min(lanes, n - i) * sizeof(real)); \
             vec##_storeu(part, vec##_##name(vec##_loadu(part))); \
-            memcpy(x + i, part, least(lanes, n - i) * sizeof(real)); \
+            memcpy(x + i, part, ix_min(lanes, n - i) * sizeof(real)); \
         } \
     }
 APPLY(exp2, f32, float, vf, VF)

@@ -54,7 +54,7 @@ def fma_peak(str dtype, int num_threads, double duration=0.01):
         raise ValueError(f"fma_peak: dtype must be 'float32', 'float64' or 'bfloat16', got {dtype!r}")
     with nogil:                     # the shorter of two runs: another process may have taken one
         took = min(run_probe(type, n, NULL, 0, 1, False, NULL), run_probe(type, n, NULL, 0, 1, False, NULL))
-    n = <long> most(n, <Py_ssize_t> (n * duration / took))
+    n = <long> ix_max(n, <Py_ssize_t> (n * duration / took))
     with nogil:
         took = run_probe(type, n, NULL, 0, num_threads, False, NULL)
     return 2.0 * CHAINS * lanes * n * num_threads / took

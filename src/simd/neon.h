@@ -56,7 +56,7 @@ INLINE vd vd_keep_bytes(vd v, const uint8_t *b, vd other) {
 INLINE unsigned vf_above(vf a, vf b) { return vaddvq_u32((uint32x4_t)((a > b) & (vfi){1, 2, 4, 8})); }
 INLINE unsigned vd_above(vd a, vd b) { return (unsigned)vaddvq_u64((uint64x2_t)((a > b) & (vdi){1, 2})); }
 
-/* not vaddvq: it adds neighbours first, where softmax/columns.h and all other sets add halves */
+/* not vaddvq: it adds neighbours first, where softmax/softmax_columns.h and all other sets add halves */
 INLINE float vf_sum(vf v) { return vaddv_f32(vadd_f32(vget_low_f32((float32x4_t)v), vget_high_f32((float32x4_t)v))); }
 INLINE double vd_sum(vd v) { return vaddvq_f64((float64x2_t)v); }
 INLINE float vf_largest(vf v) { return vmaxvq_f32((float32x4_t)v); }

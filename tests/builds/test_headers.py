@@ -46,6 +46,11 @@ def source(header):
     return before + parameters + "".join(f'#include "{part}"\n' for part in in_order(header, [])) + guard_ends
 
 
+def test_no_two_headers_have_one_name():
+    names = [header.rpartition("/")[2] for header in HEADERS]
+    assert len(names) > 50 and sorted(set(names)) == sorted(names)
+
+
 @pytest.mark.parametrize("flags", SETS)
 @pytest.mark.parametrize("header", [header for header in HEADERS if header not in PARTS])
 def test_compiles_alone(header, flags, tmp_path):

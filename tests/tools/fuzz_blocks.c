@@ -59,7 +59,8 @@ static void check_range(const uint8_t **data, size_t *size) {
 static void check_sums(const uint8_t **data, size_t *size) {
     ix a = number(data, size), b = number(data, size);
     HOLDS(saturating_add(a, b) == sum_within((wide)a + b));
-    HOLDS(least(a, b) <= a && least(a, b) <= b && most(a, b) >= a && least(a, b) + (wide)most(a, b) == (wide)a + b);
+    HOLDS(ix_min(a, b) <= a && ix_min(a, b) <= b && ix_max(a, b) >= a
+          && ix_min(a, b) + (wide)ix_max(a, b) == (wide)a + b);
     a = within(a, (ix)1 << 61), b = within(b, (ix)1 << 61) + 1;
     HOLDS((wide)ceil_div(a, b) * b >= a && (wide)(ceil_div(a, b) - 1) * b < a);
     HOLDS(round_up(a, b) % b == 0 && round_up(a, b) >= a && round_up(a, b) - a < b);

@@ -1,4 +1,4 @@
-/* rows.h (template over REAL; after gemm/rows.h): stand-alone softmax and log-softmax of rows.
+/* softmax_rows.h (template over REAL; after gemm/rows.h): stand-alone softmax and log-softmax of rows.
  *
  * A row that fits the buffer is read from memory once; a longer one twice: maximum and sum by chunks, then the result.
  * The order of a sum, here and in columns.h: vectors of LANES neighbours, SUMMED elements to a part, its lanes
@@ -99,7 +99,7 @@ INLINE void T(add_powers)(int dtype, const char *x, ix n, REAL shift, double *su
                           const char *next, ix pace) {
     const VEC s = V(set1)(shift);
     for (ix i = 0; i < n; ) {
-        const ix stop = least(i + SUMMED, n);
+        const ix stop = ix_min(i + SUMMED, n);
         VEC part = V(set1)(0);
         for (; i + LANES <= stop; i += LANES) {
             VEC p = T(power)(T(get)(x, dtype, i), s);
@@ -200,7 +200,7 @@ static void T(row_results)(int dtype, const char *x, const REAL *e, ix n, REAL t
 
 /* Whole lines of `n` bytes from `stage` past the caches to `out`; both begin at the same place of a line. */
 static void T(flush)(const char *stage, char *out, ix n) {
-    ix i = least((ix)(-(uintptr_t)out & 63), n);
+    ix i = ix_min((ix)(-(uintptr_t)out & 63), n);
     memcpy(out, stage, (size_t)i);
     for (; i + 64 <= n; i += 64)
         for (ix k = 0; k < 64; k += LANES * (ix)sizeof(REAL))
@@ -249,7 +249,7 @@ INLINE void T(groups)(const int dtype, const int rows, int logarithm, ix n, cons
         }
         if (k + 1 < groups) T(peaks)(dtype, rows, x + rows * step, step, n, top);
         for (ix i = 0; k < groups && i < n; ) {
-            const ix stop = least(i + SUMMED, n);
+            const ix stop = ix_min(i + SUMMED, n);
             VEC part[TOGETHER] = {{0}};
             for (; i + LANES <= stop; i += LANES)
                 UNROLL for (int r = 0; r < rows; r++) {
@@ -294,7 +294,7 @@ INLINE int T(row_in_place)(const RowOp *op, ix n) {
 }
 
 static const char *T(open_part)(const RowOp *op, const char *x, const char *where, ix first, ix n, REAL *line) {
-    const ix fill = most(0, LANES - n);
+    const ix fill = ix_max(0, LANES - n);
     for (ix j = 0; j < fill; j++) line[j] = -INFINITY;
     line += fill;
     T(load_row)(x + first * op->x.col, op->x.col, op->x.dtype, n, line);
@@ -309,13 +309,13 @@ static void T(store_line)(const REAL *line, ix n, char *out, ix stride, int dtyp
     char half[LANES * sizeof(REAL)];
     for (ix i = 0; dtype == BF16 && i < n; i += LANES) {
         T(put)(half, BF16, 0, V(loadu)(line + i));
-        for (ix j = 0; j < least(LANES, n - i); j++) memcpy(out + (i + j) * stride, half + 2 * j, 2);
+        for (ix j = 0; j < ix_min(LANES, n - i); j++) memcpy(out + (i + j) * stride, half + 2 * j, 2);
     }
     if (dtype != BF16) T(store_row)(line, n, out, stride, dtype);
 }
 
 static void T(close_part)(const RowOp *op, char *out, const char *where, ix first, ix n, REAL *line) {
-    line += most(0, LANES - n);
+    line += ix_max(0, LANES - n);
     if (where)
         for (ix j = 0; j < n; j++)
             if (!where[(first + j) * op->where.col]) line[j] = op->logarithm ? -INFINITY : 0;
@@ -333,7 +333,7 @@ static void T(softmax_row)(RowCall *call, int thread, const char *x, const char 
     if (op->logarithm || chunk < n) e = NULL;
     for (ix first = 0; first < n; first += chunk) {
         if (row_stopped(call, thread, first, chunk)) return;
-        const ix m = least(chunk, n - first), padded = most(m, LANES);
+        const ix m = ix_min(chunk, n - first), padded = ix_max(m, LANES);
         part = here ? x + first * size : T(open_part)(op, x, where, first, m, line);
         T(raise_top)(&top, T(row_peak)(dtype, part, padded), &sum, &low);
         T(row_powers)(dtype, part, padded, T(shift_of)(top), &sum, &low, e,
@@ -342,14 +342,14 @@ static void T(softmax_row)(RowCall *call, int thread, const char *x, const char 
     const REAL factor = T(factor_of)(sum + low, op->logarithm);
     for (ix first = 0; first < n; first += chunk) {
         if (row_stopped(call, thread, first, chunk)) return;
-        const ix m = least(chunk, n - first);
+        const ix m = ix_min(chunk, n - first);
         if (here) {
             T(row_results)(dtype, x + first * size, e, m, top, factor, op->logarithm, out + first * size, past,
                            chunk < n ? x + (first + chunk) * size : next + n / 2 * size, chunk < n ? size : size / 2);
             continue;
         }
         if (chunk < n) part = T(open_part)(op, x, where, first, m, line);
-        T(row_results)(dtype, part, e, most(m, LANES), top, factor, op->logarithm, (char *)line, 0, x, 0);
+        T(row_results)(dtype, part, e, ix_max(m, LANES), top, factor, op->logarithm, (char *)line, 0, x, 0);
         T(close_part)(op, out, where, first, m, line);
     }
 }
@@ -382,7 +382,7 @@ static void T(softmax_rows_task)(RowCall *call, int thread, ix from, ix to) {
         const char *x = op->x.data + batch_offset(&op->x, &op->batch, i);
         const char *where = op->where.data ? op->where.data + batch_offset(&op->where, &op->batch, i) : NULL;
         char *out = op->out.data + batch_offset(&op->out, &op->batch, i);
-        run = least(to - i, length - i % length);
+        run = ix_min(to - i, length - i % length);
         const int past = op->stream && ((uintptr_t)out | (uintptr_t)out_step) % T(element_size)(op->out.dtype) == 0;
         ix k = 0;
         if (together) {

@@ -1,6 +1,7 @@
-/* gradients.h: what a call for gradients has beside Params, and a thread's scratch for a block of rows and of keys. */
-#ifndef ATTNC_GRADIENTS_H
-#define ATTNC_GRADIENTS_H
+/* gradient_params.h: what a call for gradients has beside Params, and a thread's scratch for a block of rows and a
+ * block of keys. */
+#ifndef ATTNC_GRADIENT_PARAMS_H
+#define ATTNC_GRADIENT_PARAMS_H
 
 #include "call/task.h"
 

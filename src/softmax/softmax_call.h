@@ -1,6 +1,6 @@
-/* params.h: what a stand-alone softmax means, its sizes, and the call in progress. */
-#ifndef ATTNC_SOFTMAX_PARAMS_H
-#define ATTNC_SOFTMAX_PARAMS_H
+/* softmax_call.h: what a stand-alone softmax means, its sizes, and the call in progress. */
+#ifndef ATTNC_SOFTMAX_CALL_H
+#define ATTNC_SOFTMAX_CALL_H
 
 #include "call/call.h"
 
@@ -11,7 +11,7 @@ typedef struct {
     Batch batch;
     ix rows, n;
     ix columns;                  /* this many rows are contiguous across, while their elements lie apart; else 0 */
-    ix group_columns;            /* vectors of such rows that are computed at a time */
+    ix column_vectors;            /* vectors of such rows that are computed at a time */
     ix lead;                     /* rows before the first whose output begins a cache line */
     int type, logarithm;
     int stream;                  /* out is written past the caches: it is too large to stay there */
@@ -24,7 +24,7 @@ enum {
     TOGETHER = 4,                /* this many */
     ROW_IN_TURN = 8192,          /* bytes up to which a row is written while the next is summed; 4096: 1.2x, float64 */
     ROW_GAP = 2112,              /* bytes between powers of both: loads wait for stores n * 4096 bytes off (512: 4 %) */
-    COLUMN_GROUPS = 8,           /* most vectors of columns at a time; 4 and 16 are 20 % slower */
+    MAX_COLUMN_VECTORS = 8,      /* vectors of columns at a time; 4 and 16 are 20 % slower */
     CHUNKS_A_POLL = 64           /* of a long row: about 100 microseconds */
 };
 

@@ -1,4 +1,4 @@
-/* backward.h (template over REAL; after softmax/rows.h): the gradient of the stand-alone softmax. */
+/* softmax_backward.h (template over REAL; after softmax/softmax_rows.h): the gradient of the stand-alone softmax. */
 
 /* Rows of softmax: y * (g - sum(g * y)); of log-softmax: g - exp(y) * sum(g). An element left out does not count. */
 static void T(softmax_backward_task)(RowCall *call, int thread, ix from, ix to) {
@@ -13,7 +13,7 @@ static void T(softmax_backward_task)(RowCall *call, int thread, ix from, ix to) 
         for (int pass = 0; pass < 2; pass++)
             for (ix first = 0; first < op->n; first += chunk) {
                 if (row_stopped(call, thread, first, chunk)) return;
-                ix n = least(chunk, op->n - first);
+                ix n = ix_min(chunk, op->n - first);
                 if (!pass || op->n > chunk) {
                     T(load_row)(grad + first * op->x.col, op->x.col, op->x.dtype, n, g);
                     T(load_row)(result + first * op->y.col, op->y.col, op->y.dtype, n, y);
@@ -28,7 +28,7 @@ static void T(softmax_backward_task)(RowCall *call, int thread, ix from, ix to) 
                 const VEC total = V(set1)((REAL)(sum + low));
                 for (ix start = 0; !pass && start < n; start += SUMMED) {
                     VEC part = V(set1)(0);
-                    for (ix j = start; j < least(start + SUMMED, n); j += LANES) {
+                    for (ix j = start; j < ix_min(start + SUMMED, n); j += LANES) {
                         VEC x = V(load)(g + j);
                         if (!op->logarithm) x *= V(load)(y + j);
                         part += x;

@@ -1,8 +1,10 @@
-/* columns.h (template over REAL; after softmax/rows.h): the softmax along a strided axis, the last one contiguous.
+/* softmax_columns.h (template over REAL; after softmax/softmax_rows.h): the softmax along a strided axis, where the
+ * last axis is contiguous.
  *
- * Vectors go across LANES rows ("columns"), up to COLUMN_GROUPS of them at a time; a row has the bits of rows.h. */
+ * The lanes of a vector are neighbouring softmax rows, called columns here because their elements lie below each other
+ * in memory; up to MAX_COLUMN_VECTORS vectors are computed at a time. A row has the same bits as in softmax_rows.h. */
 
-#define GROUPED_COLUMNS (COLUMN_GROUPS * LANES)
+#define MAX_COLUMNS (MAX_COLUMN_VECTORS * LANES)
 #define PREFETCH_ROWS 8  /* prefetched before they are read: each is on a page of its own */
 
 /* Columns in work: LANES of them are a group; row by row their elements, then powers, are in `kept`. */
@@ -11,8 +13,8 @@ typedef struct {
     char *out;
     ix columns, groups;
     REAL *kept;
-    REAL peak[GROUPED_COLUMNS], top[GROUPED_COLUMNS];
-    double sum[GROUPED_COLUMNS], low[GROUPED_COLUMNS];
+    REAL peak[MAX_COLUMNS], top[MAX_COLUMNS];
+    double sum[MAX_COLUMNS], low[MAX_COLUMNS];
 } T(Columns);
 
 /* v where a column takes part in row i, else `other`. */
@@ -28,7 +30,7 @@ INLINE VEC T(keep_where)(const RowOp *op, const T(Columns) *s, ix i, ix g, ix va
 #define WITH_GROUPS(dtype, f, fewest) \
     do { \
         if (s->where || (fewest) < s->groups * LANES) WITH_DTYPE(dtype, f, s->groups, 0); \
-        else if (s->groups == COLUMN_GROUPS) WITH_DTYPE(dtype, f, COLUMN_GROUPS, 1); \
+        else if (s->groups == MAX_COLUMN_VECTORS) WITH_DTYPE(dtype, f, MAX_COLUMN_VECTORS, 1); \
         else WITH_DTYPE(dtype, f, s->groups, 1); \
     } while (0)
 
@@ -38,7 +40,7 @@ INLINE void T(load_line)(int dtype, const RowOp *op, const T(Columns) *s, ix i, 
     const ix size = T(element_size)(dtype);
     const char *x = s->x + i * op->x.col;
     for (ix g = 0; g < groups; g++) {
-        const ix valid = unmasked ? LANES : least(LANES, s->columns - g * LANES);
+        const ix valid = unmasked ? LANES : ix_min(LANES, s->columns - g * LANES);
         VEC v;
         if (valid == LANES) v = T(get)(x, dtype, g * LANES);
         else {
@@ -55,7 +57,7 @@ INLINE void T(load_line)(int dtype, const RowOp *op, const T(Columns) *s, ix i, 
 /* Elements first .. first + n of all columns to `kept`; their maxima to s->peak. */
 INLINE void T(load_columns)(int dtype, const RowOp *op, T(Columns) *s, ix first, ix n, ix groups, int unmasked) {
     const ix size = T(element_size)(dtype);
-    VEC high[COLUMN_GROUPS];
+    VEC high[MAX_COLUMN_VECTORS];
     for (ix g = 0; g < groups; g++) high[g] = V(set1)(-INFINITY);
     for (ix i = 0; i < n; i++) {
         const char *ahead = s->x + (first + i + PREFETCH_ROWS) * op->x.col;
@@ -79,7 +81,7 @@ INLINE VEC T(shifts_of)(VEC top) { return (VEC)((VINT)top & ~(VINT)(top == V(set
 static void T(add_columns)(REAL *x, ix step, ix n, const REAL *top, double *sum, double *low, int keep) {
     const VEC shift = T(shifts_of)(V(loadu)(top));
     for (ix i = 0; i < n; i += SUMMED) {
-        const ix stop = least(i + SUMMED, n), full = i + (stop - i) / LANES * LANES;
+        const ix stop = ix_min(i + SUMMED, n), full = i + (stop - i) / LANES * LANES;
         VEC part[16];
         REAL line[LANES];
         UNROLL for (ix l = 0; l < LANES; l++) part[l] = V(set1)(0);
@@ -120,7 +122,7 @@ INLINE void T(store_columns)(int dtype, const RowOp *op, const T(Columns) *s, ix
     REAL *kept = s->kept;
     const int stream = op->stream && (uintptr_t)s->out % (LANES * size) == 0 && step % (LANES * size) == 0;
     char *out = s->out + first * step;
-    VEC shift[COLUMN_GROUPS], factor[COLUMN_GROUPS], high[COLUMN_GROUPS];
+    VEC shift[MAX_COLUMN_VECTORS], factor[MAX_COLUMN_VECTORS], high[MAX_COLUMN_VECTORS];
     for (ix g = 0; g < groups; g++) {
         shift[g] = T(shifts_of)(V(loadu)(s->top + g * LANES)), factor[g] = V(loadu)(by + g * LANES);
         high[g] = V(set1)(-INFINITY);
@@ -130,7 +132,7 @@ INLINE void T(store_columns)(int dtype, const RowOp *op, const T(Columns) *s, ix
             for (ix at = 0; at < groups * LANES * size; at += 64)
                 __builtin_prefetch(next->x + (i + PREFETCH_ROWS) * op->x.col + at);
         for (ix g = 0; g < groups; g++) {
-            const ix valid = unmasked ? LANES : least(LANES, s->columns - g * LANES);
+            const ix valid = unmasked ? LANES : ix_min(LANES, s->columns - g * LANES);
             VEC v = V(load)(kept + g * LANES);
             if (logarithm) v = (v - shift[g]) - factor[g];
             else v = (powers ? v : T(power)(v, shift[g])) * factor[g];
@@ -151,7 +153,7 @@ INLINE void T(store_columns)(int dtype, const RowOp *op, const T(Columns) *s, ix
 #define STORE(dtype, groups, unmasked) T(store_columns)(dtype, op, s, first, n, groups, unmasked, by, powers, next)
 static void T(store_group)(int dtype, const RowOp *op, const T(Columns) *s, ix first, ix n, const REAL *by, int powers,
                            T(Columns) *next) {
-    WITH_GROUPS(dtype, STORE, next ? least(s->columns, next->columns) : s->columns);
+    WITH_GROUPS(dtype, STORE, next ? ix_min(s->columns, next->columns) : s->columns);
 }
 #undef STORE
 
@@ -161,12 +163,12 @@ static void T(softmax_group_of_columns)(RowCall *call, int thread, T(Columns) *s
     const RowOp *op = &call->op;
     const ix n = op->n, chunk = T(chunk_of)(n), columns = s->groups * LANES;
     const int dtype = op->x.dtype, powers = chunk == n && !op->logarithm;
-    REAL factor[GROUPED_COLUMNS];
+    REAL factor[MAX_COLUMNS];
     memset(s->sum, 0, columns * sizeof(double));
     memset(s->low, 0, columns * sizeof(double));
     for (ix first = 0; first < n; first += chunk) {
         if (row_stopped(call, thread, first, chunk)) return;
-        const ix m = least(chunk, n - first);
+        const ix m = ix_min(chunk, n - first);
         if (!loaded) T(load_group)(dtype, op, s, first, m);
         if (first == 0) memcpy(s->top, s->peak, columns * sizeof(REAL));
         else for (ix c = 0; c < columns; c++) T(raise_top)(&s->top[c], s->peak[c], &s->sum[c], &s->low[c]);
@@ -177,18 +179,18 @@ static void T(softmax_group_of_columns)(RowCall *call, int thread, T(Columns) *s
     T(factors)(s->sum, s->low, columns, op->logarithm, factor);
     for (ix first = 0; first < n; first += chunk) {
         if (row_stopped(call, thread, first, chunk)) return;
-        const ix m = least(chunk, n - first);
+        const ix m = ix_min(chunk, n - first);
         if (chunk < n) T(load_group)(dtype, op, s, first, m);
         T(store_group)(dtype, op, s, first, m, factor, powers, next);
     }
 }
 
 static void T(open_columns)(const RowOp *op, ix i, T(Columns) *s) {
-    const ix wide = op->group_columns * LANES, lead = op->lead,
+    const ix wide = op->column_vectors * LANES, lead = op->lead,
         groups = ceil_div(op->columns - lead, wide) + (lead > 0);
-    const ix k = i % groups, first = lead ? most(0, lead + (k - 1) * wide) : k * wide;
+    const ix k = i % groups, first = lead ? ix_max(0, lead + (k - 1) * wide) : k * wide;
     const ix row = i / groups * op->columns + first;
-    s->columns = lead && k == 0 ? lead : least(wide, op->columns - first);
+    s->columns = lead && k == 0 ? lead : ix_min(wide, op->columns - first);
     s->groups = ceil_div(s->columns, LANES);
     s->x = op->x.data + batch_offset(&op->x, &op->batch, row);
     s->out = op->out.data + batch_offset(&op->out, &op->batch, row);
@@ -212,6 +214,6 @@ static void T(softmax_columns_task)(RowCall *call, int thread, ix from, ix to) {
     if (op->stream) stream_end();
 }
 
-#undef GROUPED_COLUMNS
+#undef MAX_COLUMNS
 #undef PREFETCH_ROWS
 #undef WITH_GROUPS
