@@ -19,7 +19,7 @@ FAIR := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run test test-peers test-more test-wheel test-aarch64 test-qemu test-asan test-tsan test-valgrind test-serial
-.PHONY: test-parallel fuzz bench bench-check bench-readme wheel lint clean
+.PHONY: test-parallel fuzz bench bench-check bench-readme wheel lint docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -111,8 +111,16 @@ lint: $(VENV)/with-lint  ## style of Python, Cython and C, spelling, types, and 
 	$(SAY) "stubtest: whether the compiled module and its stub agree"
 	$(PY) -m mypy.stubtest --concise --mypy-config-file pyproject.toml attnc._cpu
 
+docs: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-docs  ## the site, in build/docs: runs every example of the gallery, warnings are errors; EXAMPLES=NAME runs one
+	$(SAY) "the site: examples run, names and links are followed (minutes)"
+	rm -rf build/docs
+	$(PY) -m sphinx --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
+	$(PY) docs/links.py build/docs
+	@echo "build/docs/index.html"
+
 clean:  ## remove everything that was made, .venv too
 	rm -rf $(VENV) build dist attnc.egg-info attnc/*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf docs/auto_gallery docs/api/generated docs/api/backreferences docs/sg_execution_times.rst
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/made-$(VERSION):

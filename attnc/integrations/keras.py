@@ -45,7 +45,7 @@ class MultiHeadAttention(_Attention, keras.layers.MultiHeadAttention):    # type
     Parameters
     ----------
     **options
-        Those of `keras.layers.MultiHeadAttention`. `dropout` must be 0 in training.
+        Those of `keras.layers.MultiHeadAttention`. ``dropout`` must be 0 in training.
 
     Notes
     -----
@@ -68,7 +68,7 @@ class GroupedQueryAttention(_Attention, keras.layers.GroupQueryAttention):    # 
     Parameters
     ----------
     **options
-        Those of `keras.layers.GroupQueryAttention`. `dropout` must be 0 in training.
+        Those of `keras.layers.GroupQueryAttention`. ``dropout`` must be 0 in training.
 
     Examples
     --------

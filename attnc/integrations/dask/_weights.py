@@ -87,7 +87,7 @@ class AttentionWeights:
         return self._shown(masses.sum(-2, dtype=np.float64).astype(self.dtype))
 
     def map(self, bins: tuple[int, int]) -> da.Array:
-        """The weights shrunk to (row_bins, col_bins), as `attnc.AttentionWeights.map`: (batch..., q_heads, *bins)."""
+        """The weights shrunk to `bins`, as `attnc.AttentionWeights.map`: (batch..., q_heads, row_bins, col_bins)."""
         bins = check_bins(bins, self._grid.args)
         sums = self._pairs(_map, lambda rows, keys: (bins[0], bins[1]), bins, self.shape)
         lead = sums.shape[:-2]
