@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from . import _isa
+from ._checks import Args, SoftmaxArgs, SoftmaxBackwardArgs, WeightedSumArgs
+from ._types import Array, ArrayLike, Report, Shape
 from .threads import resolve
 
+Operands: TypeAlias = tuple[Any, ...]   # of a softmax: the arrays x, out, where and y; the last two may be None
 COPIED = 1 << 22        # elements that NumPy copies in one piece, in milliseconds: it does not look for signals
 
 
@@ -56,18 +60,23 @@ class KeyRequest:
     nonfinite_factors: bool = False
 
 
-def run(mode: str, a, request: RowRequest | KeyRequest | None = None, progress=None, **arrays):
+def run(
+        mode: str, a: Args | WeightedSumArgs, request: RowRequest | KeyRequest | None = None,
+        progress: Report | None = None, **arrays: np.ndarray | None) -> Any:
     """Compute `mode` for the checked arguments `a` (src/kernels.pyx, compute()); the Plan of the call."""
     return _isa.kernels.compute(mode, a, *resolve(a.num_threads), request, progress, **arrays)
 
 
-def run_fast(query, key, value, causal, out, num_threads) -> np.ndarray | None:
+def run_fast(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, causal: bool, out: Array | None,
+        num_threads: int | None) -> Array | None:
     """Attention without other options; None if the unchecked arguments need the full checks."""
-    return _isa.kernels.fast_attention(query, key, value, causal, out, *resolve(num_threads))
+    output: Array | None = _isa.kernels.fast_attention(query, key, value, causal, out, *resolve(num_threads))
+    return output
 
 
-def run_rows(arrays: tuple, a, logarithm: bool) -> None:
-    """Call the kernels of the softmax for x, out, where and y (the last two may be None) along ``a.axes``."""
+def run_rows(arrays: Operands, a: SoftmaxArgs | SoftmaxBackwardArgs, logarithm: bool) -> None:
+    """Call the kernels of the softmax along ``a.axes``."""
     axes, out = a.axes, arrays[1]
     if axes != (out.ndim - 1,):
         arrays = _rows_last(arrays, axes)
@@ -79,7 +88,7 @@ def run_rows(arrays: tuple, a, logarithm: bool) -> None:
         _copy(moved, arrays[1].reshape(moved.shape))
 
 
-def _rows_last(arrays: tuple, axes: tuple) -> tuple:
+def _rows_last(arrays: Operands, axes: Shape) -> Operands:
     """The axes of a sum as the last one, joined if there are several; without any each element is its own row."""
     if not axes:
         return tuple([None if array is None else array[..., None] for array in arrays])
@@ -89,7 +98,7 @@ def _rows_last(arrays: tuple, axes: tuple) -> tuple:
     return _neighbours_last(tuple([None if array is None else array.transpose(*order, *axes) for array in arrays]))
 
 
-def _neighbours_last(arrays: tuple) -> tuple:
+def _neighbours_last(arrays: Operands) -> Operands:
     """The order of rows that the kernels like: where a row's elements lie apart, rows that are neighbours are last."""
     x = arrays[0]
     if x.strides[-1] == x.itemsize or x.itemsize not in x.strides[:-2]:
@@ -98,7 +107,7 @@ def _neighbours_last(arrays: tuple) -> tuple:
     return tuple([None if array is None else np.moveaxis(array, axis, -2) for array in arrays])
 
 
-def _joined(array: np.ndarray, axes: tuple) -> np.ndarray:
+def _joined(array: np.ndarray, axes: Shape) -> np.ndarray:
     """The axes moved to the end and joined into one, as a view where the strides allow it."""
     moved = np.moveaxis(array, axes, range(-len(axes), 0))
     first = moved.ndim - len(axes)

@@ -1,19 +1,19 @@
-"""Names of types for annotations; type checkers import it, nothing at run time does."""
+"""Names of types for annotations."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
-
-__all__ = ["Array", "ArrayLike", "Axes", "DTypeLike", "Floats", "Gradient", "HeadsReduced", "Index", "Integers",
-           "Layout", "Lse", "Mask", "Progress", "Reduced", "Report", "Rows", "Stage", "State", "T", "Wanted", "Window"]
+from numpy.typing import ArrayLike as ArrayLike
+from numpy.typing import DTypeLike as DTypeLike
+from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 Mask: TypeAlias = NDArray[np.bool_]
 Integers: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
+Shape: TypeAlias = tuple[int, ...]
 Axes: TypeAlias = int | tuple[int, ...] | None
 Layout: TypeAlias = Literal["bhnd", "bnhd"]
 Stage: TypeAlias = Literal["raw", "scaled", "capped", "masked"]

@@ -137,7 +137,7 @@ class AttentionState(Locked):
             softcap: float | None = None, alibi_slopes: ArrayLike | None = None, layout: Layout = "bhnd",
             num_threads: int | None = None) -> None:
         super().__init__()
-        options = dict(sinks=sinks, causal=causal, window=window, scale=scale, softcap=softcap,
+        options: dict[str, Any] = dict(sinks=sinks, causal=causal, window=window, scale=scale, softcap=softcap,
                        alibi_slopes=alibi_slopes, layout=layout, num_threads=num_threads)
         query = float_array("query", query)
         a = attention_args(query, query, None, q_offset=q_offset, **options)  # no option fits keys: any will do
@@ -196,7 +196,7 @@ class AttentionState(Locked):
             part = _Part(output, *_sums(a, lse))
             if seen.part is not None:
                 part = _merged([seen.part, part], promoted(seen.part.output.dtype, output.dtype))
-            dtype = promoted(seen.dtype, a.key.dtype, a.value.dtype)
+            dtype = promoted(seen.dtype, key.dtype, value.dtype)
             self._seen = _Seen(dtype, seen.kv_len + a.kv_len, sizes, part)
 
     def result(self) -> AttentionResult:

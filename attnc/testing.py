@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 
 from . import masks
 from ._checks import attention_args
+from ._types import ArrayLike, DTypeLike, Shape
 from .reference import _chain
 from .results import AttentionResult
 
@@ -45,23 +48,23 @@ class Case:
     q_len: int
     kv_len: int
     head_dim: int
-    value_dim: int | None = None
+    value_dim: int = cast(int, None)        # head_dim, once made
     dtype: str = "float32"
-    options: tuple = ()
+    options: tuple[tuple[str, Any], ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.value_dim is None:
             object.__setattr__(self, "value_dim", self.head_dim)
 
     def __str__(self) -> str:
         return self.name
 
-    def make(self, seed: int) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], dict]:
+    def make(self, seed: int) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
         """Query, key and value of standard normal numbers, and the options as a dictionary."""
         random = np.random.default_rng(seed)
-        drawn = np.float64 if self.dtype == "float64" else np.float32
-        arrays = tuple(random.standard_normal(shape, drawn).astype(dtype_of(self.dtype), copy=False)
-                       for shape in self._shapes())
+        arrays = tuple([(random.standard_normal(shape) if self.dtype == "float64" else
+                         random.standard_normal(shape, np.float32)).astype(dtype_of(self.dtype), copy=False)
+                        for shape in self._shapes()])
         return arrays, dict(self.options)
 
     @cached_property
@@ -73,16 +76,14 @@ class Case:
     def bytes(self) -> int:
         """Bytes of query, key and value read once and the output written once."""
         query, key, value = self._shapes()
-        elements = sum(int(np.prod(shape)) for shape in (query, key, value, (*query[:-1], self.value_dim)))
+        elements = sum(math.prod(shape) for shape in (query, key, value, (*query[:-1], self.value_dim)))
         return elements * dtype_of(self.dtype).itemsize
 
-    def _shapes(self) -> tuple:
-        shapes = ((self.batch, self.q_heads, self.q_len, self.head_dim),
-                  (self.batch, self.kv_heads, self.kv_len, self.head_dim),
-                  (self.batch, self.kv_heads, self.kv_len, self.value_dim))
-        if dict(self.options).get("layout") == "bnhd":
-            return tuple((shape[0], shape[2], shape[1], shape[3]) for shape in shapes)
-        return shapes
+    def _shapes(self) -> tuple[Shape, ...]:
+        query, key = (self.q_heads, self.q_len, self.head_dim), (self.kv_heads, self.kv_len, self.head_dim)
+        bnhd = dict(self.options).get("layout") == "bnhd"
+        return tuple([(self.batch, length, heads, dim) if bnhd else (self.batch, heads, length, dim)
+                      for heads, length, dim in (query, key, (*key[:2], self.value_dim))])
 
     def _visible(self) -> int:
         """How many (batch, query head, row, key) there are; one head stands for all if no option tells them apart."""
@@ -111,12 +112,11 @@ _HIDE_NOTHING = ("want", "layout", "scale", "softcap", "alibi_slopes", "sinks", 
 def dtype_of(name: str) -> np.dtype:
     """The dtype of a name, bfloat16 among them."""
     if name == "bfloat16":
-        import ml_dtypes
-        return np.dtype(ml_dtypes.bfloat16)
+        import ml_dtypes  # noqa: F401 (registers the name)
     return np.dtype(name)
 
 
-def exact_attention(query, key, value, **options) -> AttentionResult:
+def exact_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Any) -> AttentionResult:
     """The reference computed one precision up: in float64, for float64 inputs in long double.
 
     Parameters
@@ -143,7 +143,7 @@ def exact_attention(query, key, value, **options) -> AttentionResult:
     return AttentionResult(found.pop("output"), **found)
 
 
-def tolerance(exact, honest, *, scale: float = 1.0, eps_dtype=None) -> float:
+def tolerance(exact: ArrayLike, honest: ArrayLike, *, scale: float = 1.0, eps_dtype: DTypeLike | None = None) -> float:
     """How far from `exact` a result may be: twice as far as the honest twin is, and 4 eps of the numbers at work.
 
     Parameters
@@ -172,7 +172,9 @@ def tolerance(exact, honest, *, scale: float = 1.0, eps_dtype=None) -> float:
     return float(2 * largest + 4 * _eps(honest.dtype if eps_dtype is None else np.dtype(eps_dtype)) * scale)
 
 
-def error_and_tolerance(got, exact, honest, *, scale: float = 1.0, eps_dtype=None) -> tuple[float, float]:
+def error_and_tolerance(
+        got: ArrayLike, exact: ArrayLike, honest: ArrayLike, *, scale: float = 1.0,
+        eps_dtype: DTypeLike | None = None) -> tuple[float, float]:
     """The largest error of `got` and its `tolerance`; the error is inf if dtype, shape or a NaN or inf differ.
 
     Parameters
@@ -198,7 +200,9 @@ def error_and_tolerance(got, exact, honest, *, scale: float = 1.0, eps_dtype=Non
     return float(_errors(got, exact).max(initial=0.0)), limit
 
 
-def assert_within(got, exact, honest, *, scale: float = 1.0, eps_dtype=None, name: str = "result") -> None:
+def assert_within(
+        got: ArrayLike, exact: ArrayLike, honest: ArrayLike, *, scale: float = 1.0, eps_dtype: DTypeLike | None = None,
+        name: str = "result") -> None:
     """Raise unless `got` has the dtype of `honest`, the shape of `exact`, and every element within `tolerance`.
 
     NaN must meet NaN, and inf the inf of its sign: elements that are not finite are compared, never skipped.

@@ -6,11 +6,13 @@ from functools import lru_cache
 
 import numpy as np
 
+from .._types import Array, Shape
+
 FLOAT16, FLOAT32, FLOAT64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
 SUPPORTED = "float16, bfloat16, float32, float64, bool or an integer type"
 
 
-def describe(x) -> str:
+def describe(x: object) -> str:
     """What an error message says about an argument: its dtype and shape, or its type and value."""
     if isinstance(x, np.ndarray):
         return f"{x.dtype.name} array of shape {x.shape}"
@@ -18,7 +20,7 @@ def describe(x) -> str:
     return f"{type(x).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
-def as_array(name: str, x) -> np.ndarray:
+def as_array(name: str, x: object) -> np.ndarray:
     """`x` as a plain ndarray, without a copy where it is one already."""
     if type(x) is np.ndarray:
         return x
@@ -38,7 +40,7 @@ def as_array(name: str, x) -> np.ndarray:
         raise TypeError(f"{name} must be readable as one array, got {type(x).__name__}: {error}") from error
 
 
-def float_array(name: str, x) -> np.ndarray:
+def float_array(name: str, x: object) -> Array:
     """`x` in its own float dtype and native byte order; bools and integers as float64."""
     if type(x) is np.ndarray and (x.dtype is FLOAT32 or x.dtype is FLOAT64):
         return x
@@ -49,7 +51,7 @@ def float_array(name: str, x) -> np.ndarray:
     return x if dtype == x.dtype else x.astype(dtype)
 
 
-def native_floats(name: str, x, advice: str) -> np.ndarray:
+def native_floats(name: str, x: object, advice: str) -> Array:
     """`x`, which must be of a float dtype already, in native byte order."""
     x = as_array(name, x)
     dtype = _computed_as(x.dtype)
@@ -103,7 +105,7 @@ def saturated(x: np.ndarray, acc: np.dtype) -> np.ndarray:
     return rounded
 
 
-def check_fits(name: str, shape: tuple, target: tuple, axes: str, exact: int = 0) -> None:
+def check_fits(name: str, shape: Shape, target: Shape, axes: str, exact: int = 0) -> None:
     """Raise unless `shape` broadcasts to `target` without enlarging it; the last `exact` axes must be equal."""
     missing = len(target) - len(shape)
     fits = missing >= 0 and len(shape) >= exact

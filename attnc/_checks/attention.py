@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from .._types import Shape, Window
 from . import options, scalars
 from .arrays import FLOAT32, accumulator, float_array, promoted
 from .output import check_out
-
-if TYPE_CHECKING:
-    _Options = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]
 
 BHND, NOTHING = "bhnd", ()  # the defaults, known by identity: comparing with == may meet an array
 
@@ -21,26 +20,22 @@ BHND, NOTHING = "bhnd", ()  # the defaults, known by identity: comparing with ==
 # for them. Names and values of 15 keywords would take longer, and say each name twice.
 OPTIONS = ("mask", "key_mask", "bias", "causal", "window", "q_offset", "scale", "softcap", "alibi_slopes", "sinks",
            "q_segments", "k_segments", "q_lengths", "kv_lengths", "layout")
-options_of: Callable[[dict[str, Any]], _Options] = itemgetter(*OPTIONS)
+options_of: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(*OPTIONS)
 
 
+@dataclass(slots=True, init=False, eq=False)
 class Args:
     """Checked arguments: views in (..., heads, length, dim) order, sizes, and options that are None when off.
 
     Arrays keep their own shape, strides and alignment: batch axes and broadcast options are not expanded.
     """
 
-    __slots__ = (  # noqa: RUF023 (in the order of meaning)
-        "query", "key", "value", "two_d", "layout", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim",
-        "value_dim", "dtype", "acc", "mask", "key_mask", "bias", "causal", "window", "q_offset", "scale", "softcap",
-        "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths", "want", "out", "num_threads")
-
     query: np.ndarray
     key: np.ndarray
     value: np.ndarray | None
     two_d: bool
     layout: str
-    batch: tuple[int, ...]
+    batch: Shape
     q_heads: int
     kv_heads: int
     q_len: int
@@ -53,8 +48,8 @@ class Args:
     key_mask: np.ndarray | None
     bias: np.ndarray | None
     causal: bool
-    window: tuple[int | None, int | None] | None
-    q_offset: np.ndarray | None
+    window: Window | None
+    q_offset: int | np.ndarray | None
     scale: float
     softcap: float | None
     alibi_slopes: np.ndarray | None
@@ -74,7 +69,7 @@ class Args:
         return {name: x for name, x in given.items() if isinstance(x, np.ndarray)}
 
     @property
-    def out_shape(self) -> tuple[int, ...]:
+    def out_shape(self) -> Shape:
         """Shape of the output as the user sees it."""
         if self.two_d:
             return self.q_len, self.value_dim
@@ -83,20 +78,23 @@ class Args:
         return *self.batch, self.q_heads, self.q_len, self.value_dim
 
     @property
-    def lse_shape(self) -> tuple[int, ...]:
+    def lse_shape(self) -> Shape:
         """Shape of what there is one of for each row."""
         return (self.q_len,) if self.two_d else (*self.batch, self.q_heads, self.q_len)
 
     @property
-    def weights_shape(self) -> tuple[int, ...]:
+    def weights_shape(self) -> Shape:
         """Shape of scores and weights."""
         return *self.lse_shape, self.kv_len
 
 
-def attention_args(query, key, value, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
-                   scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
-                   q_lengths=None, kv_lengths=None, layout="bhnd", want=(), out=None, num_threads=None, stage="masked",
-                   gives="output"):
+def attention_args(
+        query: object, key: object, value: object, mask: object = None, key_mask: object = None, bias: object = None,
+        causal: object = False, window: object = None, q_offset: object = None, scale: object = None,
+        softcap: object = None, alibi_slopes: object = None, sinks: object = None, q_segments: object = None,
+        k_segments: object = None, q_lengths: object = None, kv_lengths: object = None, layout: object = "bhnd",
+        want: object = (), out: object = None, num_threads: object = None, stage: object = "masked",
+        gives: str = "output") -> Args:
     """Check everything and return it as `Args`; `value` is None where a function has none.
 
     `gives` is what `out` receives: ``"output"``, ``"scores"`` or ``"weights"``.
@@ -124,17 +122,17 @@ def attention_args(query, key, value, mask=None, key_mask=None, bias=None, causa
     a.num_threads = None if num_threads is None else scalars.check_num_threads(num_threads)
     if type(stage) is not str or stage != "masked":
         scalars.check_choice("stage", stage, scalars.STAGES)
-    a.out = out
+    a.out = None
     if out is not None:
         shape = a.out_shape if gives == "output" else a.weights_shape
-        check_out(out, shape, a.acc if gives == "scores" else a.dtype, dict(
+        a.out = check_out(out, shape, a.acc if gives == "scores" else a.dtype, dict(
             query=query, key=key, value=value, mask=mask, key_mask=key_mask, bias=bias, q_offset=q_offset,
             alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments, k_segments=k_segments,
             q_lengths=q_lengths, kv_lengths=kv_lengths))
     return a
 
 
-def _check_inputs(a: Args, query, key, value) -> None:
+def _check_inputs(a: Args, query: object, key: object, value: object) -> None:
     """Fill in the views, sizes and dtypes."""
     query = float_array("query", query)
     key = float_array("key", key)
@@ -181,7 +179,7 @@ def _check_inputs(a: Args, query, key, value) -> None:
         a.batch = broadcast_batch(lambda: _shapes(a), batch, key_batch, value_batch)
 
 
-def _refuse_ranks(layout: str, query, key, value) -> None:
+def _refuse_ranks(layout: str, query: np.ndarray, key: np.ndarray, value: np.ndarray | None) -> None:
     """Raise because some have fewer than 3 axes, but not all 2, or all 2 in a layout of heads."""
     given = {name: x for name, x in (("query", query), ("key", key), ("value", value)) if x is not None}
     if any(x.ndim != 2 for x in given.values()):
@@ -200,7 +198,7 @@ def check_groups(q_name: str, q_heads: int, kv_name: str, kv_heads: int, shapes:
                          f"many {q_name} heads for each {kv_name} head: {shapes()}")
 
 
-def broadcast_batch(shapes: Callable[[], str], *batches) -> tuple:
+def broadcast_batch(shapes: Callable[[], str], *batches: Sequence[int]) -> Shape:
     """The NumPy broadcast of the leading axes (np.broadcast_shapes ends at 32, arrays may have 64)."""
     rank = max(map(len, batches))
     batch = [1] * rank

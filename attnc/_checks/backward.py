@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from .._types import Shape
 from .arrays import accumulator, as_array, check_fits, float_array, promoted, saturated
 from .attention import OPTIONS, Args, attention_args
 from .options import check_lse, check_sinks
@@ -29,7 +31,7 @@ class BackwardArgs:
     grad_lse: np.ndarray | None
     sinks: np.ndarray | None
     sinks_like: np.ndarray | None
-    want: tuple
+    want: tuple[str, ...]
 
     def as_given(self, gradient: np.ndarray) -> np.ndarray:
         """A gradient of query, key or value in the axes of what the caller gave."""
@@ -37,7 +39,9 @@ class BackwardArgs:
         return gradient[0] if a.two_d else gradient.swapaxes(-2, -3) if a.layout == "bnhd" else gradient
 
 
-def backward_args(grad_output, query, key, value, output, lse, *options, want, grad_lse, **named) -> BackwardArgs:
+def backward_args(
+        grad_output: object, query: object, key: object, value: object, output: object, lse: object, *options: object,
+        want: object, grad_lse: object, **named: Any) -> BackwardArgs:
     """Check everything; the options of attention but `want` and `out` come in the order of `OPTIONS`, or by name."""
     named.update(zip(OPTIONS, options, strict=False))
     sinks = named.pop("sinks")
@@ -61,7 +65,7 @@ def backward_args(grad_output, query, key, value, output, lse, *options, want, g
                         names)
 
 
-def _exactly(name: str, x: np.ndarray, shape: tuple, what: str) -> np.ndarray:
+def _exactly(name: str, x: np.ndarray, shape: Shape, what: str) -> np.ndarray:
     check_fits(name, x.shape, shape, what, exact=len(shape))
     return x
 
@@ -76,13 +80,14 @@ class SoftmaxBackwardArgs:
 
     grad_output: np.ndarray
     output: np.ndarray
-    axes: tuple
+    axes: Shape
     dtype: np.dtype
     acc: np.dtype
     num_threads: int | None
 
 
-def softmax_backward_args(grad_output, output, axis, num_threads) -> SoftmaxBackwardArgs:
+def softmax_backward_args(
+        grad_output: object, output: object, axis: object, num_threads: object) -> SoftmaxBackwardArgs:
     """Check a result of softmax and its gradient, which have one shape."""
     grad_output, output = float_array("grad_output", grad_output), float_array("output", output)
     _exactly("grad_output", grad_output, output.shape, "the shape of output")

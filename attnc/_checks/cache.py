@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .arrays import FLOAT16, FLOAT32, FLOAT64, as_array, check_fits, describe, float_array
+from .attention import Args
 from .options import INT64, integers
 from .scalars import LAYOUTS, check_choice, check_window, integer
 
@@ -24,7 +26,7 @@ class CacheSizes:
     value_dim: int
     capacity: int
     dtype: np.dtype
-    window: tuple | None
+    window: tuple[int, int | None] | None
 
     def shown(self, lengths: np.ndarray) -> str:
         """The arguments of a cache and how many tokens it has, for its repr."""
@@ -36,12 +38,14 @@ class CacheSizes:
                 f"capacity={self.capacity}, dtype={self.dtype.name}{window}; {tokens}")
 
 
-def cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window) -> CacheSizes:
+def cache_sizes(
+        batch: object, kv_heads: object, head_dim: object, value_dim: object, capacity: object, dtype: Any,
+        window: object) -> CacheSizes:
     """The arguments of the constructor."""
     value_dim = head_dim if value_dim is None else value_dim
-    sizes = [integer(name, size, 0, MOST) for name, size in (
-        ("batch", batch), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim))]
-    sizes.append(integer("capacity", capacity, 1, MOST))
+    sizes = {name: integer(name, size, 0, MOST) for name, size in (
+        ("batch", batch), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim))}
+    sizes["capacity"] = integer("capacity", capacity, 1, MOST)
     try:
         if dtype is None:       # which NumPy takes for float64
             raise TypeError
@@ -51,23 +55,29 @@ def cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window) -
     dtype = dtype if dtype.name == "bfloat16" else dtype.newbyteorder("=")
     if dtype not in (FLOAT16, FLOAT32, FLOAT64, INT8) and dtype.name != "bfloat16":
         raise TypeError(f"dtype is {dtype.name}; wanted float32, float16, bfloat16, float64 or int8")
-    window = None if window is None else check_window(window)
-    if window is not None and window[0] is None:
-        raise ValueError(f"window is {window}; wanted a bounded number of keys to the left: others are never dropped")
-    if window is not None and window[0] >= sizes[-1]:
-        raise ValueError(f"window looks {window[0]} keys back and capacity is {sizes[-1]}; wanted a capacity of at "
-                         f"least {window[0] + 1}, and one more for each further row of a query")
-    return CacheSizes(*sizes, dtype, window)
+    bounds = None if window is None else check_window(window)
+    if bounds is not None:
+        left, right = bounds
+        if left is None:
+            raise ValueError(f"window is {bounds}; wanted a bounded number of keys to the left: others are never "
+                             "dropped")
+        if left >= sizes["capacity"]:
+            raise ValueError(f"window looks {left} keys back and capacity is {sizes['capacity']}; wanted a capacity of "
+                             f"at least {left + 1}, and one more for each further row of a query")
+        bounds = left, right
+    return CacheSizes(**sizes, dtype=dtype, window=bounds)
 
 
-def append_args(key, value, counts, layout, sizes: CacheSizes, lengths: np.ndarray) -> tuple:
+def append_args(
+        key: object, value: object, counts: object, layout: object, sizes: CacheSizes, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows as (batch, kv_heads, tokens, dim) views, and how many of them count in each batch element."""
     check_choice("layout", layout, LAYOUTS)
     key, value = float_array("key", key), float_array("value", value)
     if layout == "bnhd" and key.ndim == value.ndim == 4:
         key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
     for name, x, dim in (("key", key, sizes.head_dim), ("value", value, sizes.value_dim)):
-        wanted = (sizes.batch, sizes.kv_heads, key.shape[2] if key.ndim == 4 else "tokens", dim)
+        wanted: tuple[object, ...] = (sizes.batch, sizes.kv_heads, key.shape[2] if key.ndim == 4 else "tokens", dim)
         if x.ndim != 4 or x.shape != wanted:
             order = "(batch, kv_heads, tokens, dim)" if layout == "bhnd" else "(batch, tokens, kv_heads, dim)"
             shown = x.shape if layout == "bhnd" or x.ndim != 4 else x.swapaxes(1, 2).shape
@@ -92,7 +102,7 @@ def append_args(key, value, counts, layout, sizes: CacheSizes, lengths: np.ndarr
     return key, value, counts
 
 
-def truncate_args(lengths, sizes: CacheSizes, held: np.ndarray, oldest: np.ndarray) -> np.ndarray:
+def truncate_args(lengths: object, sizes: CacheSizes, held: np.ndarray, oldest: np.ndarray) -> np.ndarray:
     """The new lengths: no longer than the old ones, and with all that their windows look back at.
 
     `oldest` is the first token of each batch element whose row no later one has taken.
@@ -108,7 +118,7 @@ def truncate_args(lengths, sizes: CacheSizes, held: np.ndarray, oldest: np.ndarr
     return lengths
 
 
-def reorder_args(indices, sizes: CacheSizes) -> np.ndarray:
+def reorder_args(indices: object, sizes: CacheSizes) -> np.ndarray:
     """Which batch element each one becomes."""
     indices = as_array("indices", indices)
     if indices.shape != (sizes.batch,):
@@ -116,26 +126,27 @@ def reorder_args(indices, sizes: CacheSizes) -> np.ndarray:
     return integers("indices", indices, 0, max(sizes.batch - 1, 0))
 
 
-def check_attend(sizes: CacheSizes, **options) -> None:
+def check_attend(sizes: CacheSizes, **options: object) -> None:
     """Raise where an option has no meaning over rows that move."""
     for name, given in options.items():
         if sizes.window is not None and given is not None:
             raise ValueError(f"{name} was given to a cache with a window, whose rows move; wanted it left out")
 
 
-def check_cache_want(a, sizes: CacheSizes, lengths: np.ndarray, oldest: np.ndarray) -> None:
+def check_cache_want(a: Args, sizes: CacheSizes, lengths: np.ndarray, oldest: np.ndarray) -> None:
     """Raise where a result has no meaning over rows that move, or rows that a query looks back at are gone."""
     for name in a.want:
         if name != "lse":
             raise ValueError(f"want={name!r} has no meaning in a cache with a window, whose rows move; wanted 'lse' or "
                              "nothing")
-    rows = np.where(oldest > 0, lengths - oldest - sizes.window[0], a.q_len)
+    left = sizes.window[0] if sizes.window else 0
+    rows = np.where(oldest > 0, lengths - oldest - left, a.q_len)
     for i in np.flatnonzero(rows < a.q_len)[:1]:
-        raise ValueError(f"query has length {a.q_len}, and its first row looks {sizes.window[0]} keys back; wanted at "
+        raise ValueError(f"query has length {a.q_len}, and its first row looks {left} keys back; wanted at "
                          f"most {max(rows[i], 0)} rows: tokens before {oldest[i]} of batch element {i} are gone")
 
 
-def per_element(name: str, x, low: int, high: int, sizes: CacheSizes) -> np.ndarray:
+def per_element(name: str, x: object, low: int, high: int, sizes: CacheSizes) -> np.ndarray:
     """An int for all batch elements, or one for each, as an array (batch,) of its own."""
     x = integers(name, x, low, high)
     check_fits(name, x.shape, (sizes.batch,), "an integer or (batch,)")

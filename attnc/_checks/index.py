@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import NamedTuple
+from types import EllipsisType
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from .._types import Shape
 from .arrays import describe
 
 ALL = slice(None)
+_Part: TypeAlias = int | slice | np.ndarray | EllipsisType | None
 
 
 class Selection(NamedTuple):
@@ -22,12 +25,12 @@ class Selection(NamedTuple):
     """
 
     axes: tuple[slice | np.ndarray, ...]
-    points: tuple[int, ...]
-    rest: tuple
+    points: Shape
+    rest: tuple[_Part, ...]
     front: int
 
 
-def check_index(index, shape: tuple) -> Selection:
+def check_index(index: object, shape: Shape) -> Selection:
     """`index` as NumPy reads it for an array of this shape."""
     parts = [_part(one) for one in (index if isinstance(index, tuple) else (index,))]
     dots = sum(part is Ellipsis for part in parts)
@@ -36,7 +39,9 @@ def check_index(index, shape: tuple) -> Selection:
     taken = sum(map(_n_axes, parts))
     if taken > len(shape):
         raise IndexError(f"too many indices: the weights have {len(shape)} axes, but {taken} were indexed")
-    axes, rest, shapes = [], [], []
+    axes: list[slice | np.ndarray] = []
+    rest: list[_Part] = []
+    shapes: list[Shape] = []
     for part in parts if dots else (*parts, Ellipsis):
         if part is Ellipsis:
             axes += [ALL] * (len(shape) - taken)
@@ -65,7 +70,7 @@ def check_index(index, shape: tuple) -> Selection:
     return Selection(tuple(axes), points, tuple(rest), _front(parts, len(shape), len(points)))
 
 
-def _part(one):
+def _part(one: Any) -> _Part:
     """None, an ellipsis, a slice, an int, or an array of ints or bools."""
     if one is None or one is Ellipsis or isinstance(one, slice):
         return one
@@ -83,14 +88,14 @@ def _part(one):
     return places
 
 
-def _n_axes(part) -> int:
+def _n_axes(part: _Part) -> int:
     """How many axes of the weights a part stands for."""
     if isinstance(part, np.ndarray) and part.dtype == bool:
         return part.ndim
     return int(part is not None and part is not Ellipsis)
 
 
-def _places(part: np.ndarray, shape: tuple, axis: int) -> list[np.ndarray]:
+def _places(part: np.ndarray, shape: Shape, axis: int) -> list[np.ndarray]:
     """The places on each axis that an array stands for, from `axis` on."""
     if part.dtype != bool:
         return [part]
@@ -109,7 +114,7 @@ def _within(place: int, length: int, axis: int) -> int:
     return place % length
 
 
-def _all_within(places: np.ndarray, points: tuple, length: int, axis: int) -> np.ndarray:
+def _all_within(places: np.ndarray, points: Shape, length: int, axis: int) -> np.ndarray:
     """Places on an axis, counted from 0; as in NumPy, they may be any where there is no point."""
     if math.prod(points):
         for extreme in (places.min(), places.max()):
@@ -118,13 +123,14 @@ def _all_within(places: np.ndarray, points: tuple, length: int, axis: int) -> np
     return np.where(places < 0, places + length, places)
 
 
-def _front(parts: list, n_axes: int, n_points: int) -> int:
+def _front(parts: list[_Part], n_axes: int, n_points: int) -> int:
     """How many axes of the result come before those of the points, which NumPy says: it is asked for points of no size
     in an array whose axes are 1 long."""
-    probe = []
+    probe: list[Any] = []
     for part in parts:
         if isinstance(part, np.ndarray):
             probe += [np.zeros((0,) * n_points, np.int64)] * _n_axes(part) or [np.False_]
         else:
             probe.append(0 if isinstance(part, int) else ALL if isinstance(part, slice) else part)
-    return np.empty((1,) * n_axes)[tuple(probe)].shape.index(0)
+    found: np.ndarray = np.empty((1,) * n_axes)[tuple(probe)]
+    return found.shape.index(0)

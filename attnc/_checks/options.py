@@ -3,52 +3,57 @@
 from __future__ import annotations
 
 import numbers
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .._types import Shape
 from .arrays import as_array, check_fits, describe, float_array, native_floats, saturated
 from .output import check_apart
 from .scalars import MAX_OFFSET, integer
 
+if TYPE_CHECKING:
+    from .attention import Args
+
 INT64 = np.dtype(np.int64)
 
 
-def check_mask(mask, a) -> np.ndarray:
+def check_mask(mask: object, a: Args) -> np.ndarray:
     """The mask, True where a row may see a key."""
     mask = bools("mask", mask, "attend", "an additive float mask goes to bias=, a 0/1 mask is mask.astype(bool)")
     check_fits("mask", mask.shape, *score_axes(a))
     return mask
 
 
-def check_key_mask(key_mask, a) -> np.ndarray:
+def check_key_mask(key_mask: object, a: Args) -> np.ndarray:
     """The mask that holds for all rows of a batch element."""
     key_mask = bools("key_mask", key_mask, "attend", "a 0/1 mask is key_mask.astype(bool)")
     check_fits("key_mask", key_mask.shape, (*a.batch, a.kv_len), "(batch..., kv_len)", exact=1)
     return key_mask
 
 
-def check_bias(bias, a) -> np.ndarray:
+def check_bias(bias: object, a: Args) -> np.ndarray:
     """The bias in its own float dtype and strides."""
     bias = native_floats("bias", bias, "; a boolean or 0/1 mask, True = attend, goes to mask=")
     check_fits("bias", bias.shape, *score_axes(a))
     return bias
 
 
-def check_q_offset(q_offset, a) -> int | np.ndarray:
+def check_q_offset(q_offset: object, a: Args) -> int | np.ndarray:
     """The position of the first query row: an int for all, or an array over the batch."""
     offsets = integers("q_offset", q_offset, -MAX_OFFSET, MAX_OFFSET)
     check_fits("q_offset", offsets.shape, a.batch, "an integer or (batch...)")
     return offsets if offsets.ndim else int(offsets)
 
 
-def check_lengths(name: str, lengths, length: int, a) -> np.ndarray:
+def check_lengths(name: str, lengths: object, length: int, a: Args) -> np.ndarray:
     """Valid counts of right-padded batch elements, 0 to `length`."""
     lengths = integers(name, lengths, 0, length)
     check_fits(name, lengths.shape, a.batch, "an integer or (batch...)")
     return lengths
 
 
-def check_segments(q_segments, k_segments, a) -> tuple[np.ndarray, np.ndarray]:
+def check_segments(q_segments: object, k_segments: object, a: Args) -> tuple[np.ndarray, np.ndarray]:
     """The segment ids of rows and of keys."""
     if q_segments is None or k_segments is None:
         given, missing = ("k_segments", "q_segments") if q_segments is None else ("q_segments", "k_segments")
@@ -60,7 +65,7 @@ def check_segments(q_segments, k_segments, a) -> tuple[np.ndarray, np.ndarray]:
     return q_segments, k_segments
 
 
-def check_alibi_slopes(slopes, a, batch: tuple | None = None) -> np.ndarray:
+def check_alibi_slopes(slopes: object, a: Args, batch: Shape | None = None) -> np.ndarray:
     """One slope per query head, of each batch element (by default those of the arguments) if it has the batch axes."""
     slopes = _logits("alibi_slopes", slopes, a)
     batch = a.batch if batch is None else batch
@@ -68,14 +73,14 @@ def check_alibi_slopes(slopes, a, batch: tuple | None = None) -> np.ndarray:
     return slopes
 
 
-def check_sinks(sinks, a) -> np.ndarray:
+def check_sinks(sinks: object, a: Args) -> np.ndarray:
     """One logit per query head."""
     sinks = _logits("sinks", sinks, a)
     check_fits("sinks", sinks.shape, (a.q_heads,), "(q_heads,)", exact=1)
     return sinks
 
 
-def check_lse(lse, a) -> np.ndarray:
+def check_lse(lse: object, a: Args) -> np.ndarray:
     """The given lse of each row, contiguous in the accumulation dtype; -inf for rows of padding: they see nothing."""
     if a.sinks is not None:
         raise ValueError("sinks were given with lse; wanted one of them: the lse of a row holds its sink already")
@@ -89,14 +94,14 @@ def check_lse(lse, a) -> np.ndarray:
     return np.ascontiguousarray(lse)
 
 
-def score_axes(a) -> tuple[tuple, str]:
+def score_axes(a: Args) -> tuple[Shape, str]:
     """The shape of the scores, and the names of its axes."""
     if a.two_d:
         return (a.q_len, a.kv_len), "(q_len, kv_len)"
     return (*a.batch, a.q_heads, a.q_len, a.kv_len), "(batch..., q_heads, q_len, kv_len)"
 
 
-def bools(name: str, x, true: str, advice: str) -> np.ndarray:
+def bools(name: str, x: object, true: str, advice: str) -> np.ndarray:
     """`x`, which must be bool; what `true` means, and what else may have been meant, is for the error."""
     x = as_array(name, x)
     if x.dtype != bool:
@@ -104,7 +109,7 @@ def bools(name: str, x, true: str, advice: str) -> np.ndarray:
     return x
 
 
-def integers(name: str, x, low: int = -2**63, high: int = 2**63 - 1) -> np.ndarray:
+def integers(name: str, x: object, low: int = -2**63, high: int = 2**63 - 1) -> np.ndarray:
     """`x` as int64, every element from `low` to `high`."""
     if isinstance(x, numbers.Integral):
         return np.array(integer(name, x, low, high), INT64)
@@ -117,7 +122,7 @@ def integers(name: str, x, low: int = -2**63, high: int = 2**63 - 1) -> np.ndarr
     return x.astype(INT64, copy=False)
 
 
-def _logits(name: str, x, a) -> np.ndarray:
+def _logits(name: str, x: object, a: Args) -> np.ndarray:
     """Floats in the accumulation dtype; the single head of 2-D inputs may have a scalar."""
     x = saturated(float_array(name, x), a.acc)
     return x.reshape(1) if a.two_d and x.ndim == 0 else x

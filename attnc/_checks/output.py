@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from .._types import Array, Shape
 from .arrays import as_array, describe
 
 OVERLAP_WORK = 100_000  # steps for the exact answer whether two arrays overlap; the question is hard in theory only
 
 
-def check_out(out, shape: tuple, dtype: np.dtype, inputs: dict, in_place: str | None = None) -> None:
-    """Raise unless `out` can take a result of `shape` and `dtype` and shares no memory with `inputs`.
+def check_out(out: object, shape: Shape, dtype: np.dtype, inputs: dict[str, Any], in_place: str | None = None) -> Array:
+    """`out`, which must take a result of `shape` and `dtype` and share no memory with `inputs`.
 
     The input named `in_place` may be the very same elements as `out`.
     """
@@ -30,9 +33,10 @@ def check_out(out, shape: tuple, dtype: np.dtype, inputs: dict, in_place: str | 
         raise ValueError(f"out has strides {out.strides} for shape {shape}: elements share memory; "
                          "wanted an array with a place for each element")
     check_apart(out, inputs, in_place)
+    return out
 
 
-def check_apart(out: np.ndarray, inputs: dict, in_place: str | None = None) -> None:
+def check_apart(out: np.ndarray, inputs: dict[str, Any], in_place: str | None = None) -> None:
     """Raise if `out` shares memory with one of `inputs`, but for that named `in_place`, if it is the same elements."""
     for name, x in inputs.items():
         if x is None or (x is out and name == in_place):
@@ -68,6 +72,6 @@ def _overlaps_itself(x: np.ndarray) -> bool:
 
 def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
     try:
-        return np.shares_memory(a, b, max_work=OVERLAP_WORK)
+        return np.shares_memory(a, b, max_work=OVERLAP_WORK)  # type: ignore[arg-type]    # of its stub: any int
     except np.exceptions.TooHardError:
         return True

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+from typing import Any
 
 import numpy as np
 
+from .._types import Window
 from .arrays import describe
 
 LAYOUTS = ("bhnd", "bnhd")
@@ -18,20 +20,20 @@ MAX_OFFSET = 2**53   # positions stay exact in float64 and far from the ends of 
 MAX_WINDOW = 2**62   # more than the distance of any two positions
 
 
-def integer(name: str, value, low: int, high: int) -> int:
+def integer(name: str, value: Any, low: int, high: int) -> int:
     """`value` as an int between `low` and `high`."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, got {describe(value)}")
     try:
-        value = operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {describe(value)}") from None
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be an integer from {low} to {high}, got {value}")
-    return value
+    if not low <= number <= high:
+        raise ValueError(f"{name} must be an integer from {low} to {high}, got {number}")
+    return number
 
 
-def finite(name: str, value, acc: np.dtype) -> float:
+def finite(name: str, value: Any, acc: np.dtype) -> float:
     """`value` as a finite float; beyond the range of `acc` the largest finite number of its sign."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
@@ -48,14 +50,14 @@ def finite(name: str, value, acc: np.dtype) -> float:
     return min(max(number, -largest), largest)
 
 
-def check_scale(scale, head_dim: int, acc: np.dtype) -> float:
+def check_scale(scale: object, head_dim: int, acc: np.dtype) -> float:
     """The factor of the scores; None is 1/sqrt(head_dim)."""
     if scale is None:
         return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
     return finite("scale", scale, acc)
 
 
-def check_softcap(softcap, acc: np.dtype) -> float:
+def check_softcap(softcap: object, acc: np.dtype) -> float:
     """The bound of capped scores, kept where `acc` can divide by it."""
     softcap = finite("softcap", softcap, acc)
     if softcap <= 0:
@@ -63,13 +65,13 @@ def check_softcap(softcap, acc: np.dtype) -> float:
     return max(softcap, float(np.finfo(acc).tiny))
 
 
-def check_causal(causal) -> bool:
+def check_causal(causal: object) -> bool:
     if not isinstance(causal, (bool, np.bool_)):
         raise TypeError(f"causal must be True or False, got {describe(causal)}")
     return bool(causal)
 
 
-def check_window(window) -> tuple | None:
+def check_window(window: object) -> Window | None:
     """The pair (left, right) of counts beside a row's own position; None for each unbounded side, None for both."""
     if isinstance(window, numbers.Integral) and not isinstance(window, bool):
         raise ValueError(f"window must be a pair (left, right), got the bare integer {window}, which can be read as "
@@ -78,20 +80,20 @@ def check_window(window) -> tuple | None:
         raise TypeError(f"window must be a pair (left, right), got {describe(window)}")
     if len(window) != 2:
         raise ValueError(f"window must be a pair (left, right), got {len(window)} elements: {window}")
-    sides = tuple(None if count is None else _side(side, count)
-                  for side, count in zip(("left", "right"), window, strict=True))
-    return None if sides == (None, None) else sides
+    left, right = (None if count is None else _side(side, count)
+                   for side, count in zip(("left", "right"), window, strict=True))
+    return None if left is right is None else (left, right)
 
 
-def _side(side: str, count) -> int:
-    if isinstance(count, numbers.Integral) and count > MAX_WINDOW:
+def _side(side: str, count: object) -> int:
+    if isinstance(count, numbers.Integral) and int(count) > MAX_WINDOW:
         return MAX_WINDOW
-    if isinstance(count, numbers.Integral) and not isinstance(count, bool) and count < 0:
+    if isinstance(count, numbers.Integral) and not isinstance(count, bool) and int(count) < 0:
         raise ValueError(f"the {side} side of window must be at least 0, or None for unbounded, got {count}")
     return integer(f"the {side} side of window", count, 0, MAX_WINDOW)
 
 
-def check_choice(name: str, value, choices: tuple) -> str:
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     """`value`, which must be one of `choices`."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, one of {choices}, got {describe(value)}")
@@ -100,7 +102,7 @@ def check_choice(name: str, value, choices: tuple) -> str:
     return value
 
 
-def check_want(want, names: tuple = WANTED) -> tuple:
+def check_want(want: object, names: tuple[str, ...] = WANTED) -> tuple[str, ...]:
     """The names wanted besides the output, each once, in the order asked."""
     if isinstance(want, str):
         want = (want,)
@@ -109,5 +111,5 @@ def check_want(want, names: tuple = WANTED) -> tuple:
     return tuple(dict.fromkeys(check_choice("want", name, names) for name in want))
 
 
-def check_num_threads(num_threads) -> int:
+def check_num_threads(num_threads: object) -> int:
     return integer("num_threads", num_threads, 1, MAX_THREADS)

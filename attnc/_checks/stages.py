@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .arrays import accumulator, as_array, check_fits, describe, float_array, promoted
+from .._types import Shape
+from .arrays import accumulator, check_fits, float_array, promoted
 from .attention import broadcast_batch, check_groups
+from .options import bools
 from .output import check_out
 from .scalars import check_num_threads, integer
 
@@ -17,7 +19,7 @@ class SoftmaxArgs:
     """Checked arguments of softmax; `axes` are normalised to be non-negative and sorted."""
 
     x: np.ndarray
-    axes: tuple
+    axes: Shape
     where: np.ndarray | None
     out: np.ndarray | None
     dtype: np.dtype
@@ -32,7 +34,7 @@ class WeightedSumArgs:
     weights: np.ndarray
     value: np.ndarray
     two_d: bool
-    batch: tuple
+    batch: Shape
     q_heads: int
     kv_heads: int
     q_len: int
@@ -41,28 +43,26 @@ class WeightedSumArgs:
     dtype: np.dtype
     acc: np.dtype
     out: np.ndarray | None
-    out_shape: tuple
+    out_shape: Shape
     num_threads: int | None
 
 
-def softmax_args(x, axis, where, out, num_threads) -> SoftmaxArgs:
+def softmax_args(x: object, axis: object, where: object, out: object, num_threads: object) -> SoftmaxArgs:
     """Check the arguments of softmax and log_softmax; `out` may be `x` itself."""
     values = float_array("x", x)
     axes = check_axes(axis, values.ndim)
-    keep = where
+    keep = None
     if where is not None:
-        keep = as_array("where", where)
-        if keep.dtype != bool:
-            raise TypeError(f"where must be bool, True = take part, got {describe(keep)}")
+        keep = bools("where", where, "take part", "a 0/1 mask is where.astype(bool)")
         check_fits("where", keep.shape, values.shape, "the shape of x")
     if num_threads is not None:
         num_threads = check_num_threads(num_threads)
     if out is not None:
-        check_out(out, values.shape, values.dtype, dict(x=x, where=where), in_place="x")
+        out = check_out(out, values.shape, values.dtype, dict(x=x, where=where), in_place="x")
     return SoftmaxArgs(values, axes, keep, out, values.dtype, accumulator(values.dtype), num_threads)
 
 
-def check_axes(axis, ndim: int) -> tuple:
+def check_axes(axis: object, ndim: int) -> Shape:
     if type(axis) is int and -ndim <= axis < ndim:
         return (axis % ndim,)
     if axis is None:
@@ -73,14 +73,14 @@ def check_axes(axis, ndim: int) -> tuple:
     return tuple(sorted(axes))
 
 
-def _axis(axis, ndim: int) -> int:
+def _axis(axis: object, ndim: int) -> int:
     if ndim == 0:
         raise ValueError(f"axis must be None or () for a scalar x, got {axis!r}")
     axis = integer("axis", axis, -ndim, ndim - 1)
     return axis % ndim
 
 
-def weighted_sum_args(weights, value, out, num_threads) -> WeightedSumArgs:
+def weighted_sum_args(weights: object, value: object, out: object, num_threads: object) -> WeightedSumArgs:
     """Check weights (..., q_heads, q_len, kv_len) against value (..., kv_heads, kv_len, value_dim)."""
     given = dict(weights=weights, value=value)
     weights, value = float_array("weights", weights), float_array("value", value)
@@ -92,20 +92,20 @@ def weighted_sum_args(weights, value, out, num_threads) -> WeightedSumArgs:
     if two_d:
         weights, value = weights[None], value[None]
 
-    def shapes():
+    def shapes() -> str:
         return f"weights {weights.shape[two_d:]}, value {value.shape[two_d:]}"
 
-    *batch, q_heads, q_len, kv_len = weights.shape
-    *value_batch, kv_heads, value_len, value_dim = value.shape
+    q_heads, q_len, kv_len = weights.shape[-3:]
+    kv_heads, value_len, value_dim = value.shape[-3:]
     if value_len != kv_len:
         raise ValueError(f"value has length {value_len}, weights has {kv_len} keys; wanted equal: {shapes()}")
     check_groups("weights", q_heads, "value", kv_heads, shapes)
-    batch = broadcast_batch(shapes, batch, value_batch)
+    batch = broadcast_batch(shapes, weights.shape[:-3], value.shape[:-3])
     dtype = promoted(weights.dtype, value.dtype)
     out_shape = (q_len, value_dim) if two_d else (*batch, q_heads, q_len, value_dim)
     if num_threads is not None:
         num_threads = check_num_threads(num_threads)
     if out is not None:
-        check_out(out, out_shape, dtype, given)
+        out = check_out(out, out_shape, dtype, given)
     return WeightedSumArgs(weights, value, two_d, batch, q_heads, kv_heads, q_len, kv_len, value_dim, dtype,
                            accumulator(dtype), out, out_shape, num_threads)

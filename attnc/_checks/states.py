@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from .._types import Shape
 from .arrays import accumulator, describe, float_array, promoted
 from .scalars import LAYOUTS, check_choice
 
 
-def states_args(states, layout) -> tuple[list, list, np.dtype]:
+def states_args(states: object, layout: object) -> tuple[list[np.ndarray], list[np.ndarray], np.dtype]:
     """Outputs and lses of equal shapes, outputs in the order (..., length, dim), and the accumulation dtype."""
-    check_choice("layout", layout, LAYOUTS)
+    layout = check_choice("layout", layout, LAYOUTS)
     if not isinstance(states, (list, tuple)):
         raise TypeError(f"states must be a list or tuple of pairs (output, lse), got {describe(states)}")
     if not states:
         raise ValueError("states is empty; wanted at least one pair (output, lse)")
-    outputs, lses = [], []
+    outputs: list[np.ndarray] = []
+    lses: list[np.ndarray] = []
     for i, state in enumerate(states):
         if not isinstance(state, (list, tuple)) or len(state) != 2:
             raise TypeError(f"states[{i}] must be a pair (output, lse), got {describe(state)}")
@@ -29,7 +31,7 @@ def states_args(states, layout) -> tuple[list, list, np.dtype]:
     return outputs, lses, acc
 
 
-def _check_shapes(i: int, output: np.ndarray, lse: np.ndarray, first: tuple, layout: str) -> None:
+def _check_shapes(i: int, output: np.ndarray, lse: np.ndarray, first: Shape, layout: str) -> None:
     least = 3 if layout == "bnhd" else 2
     if output.ndim < least:
         raise ValueError(f"states[{i}][0] has {output.ndim} axes, shape {output.shape}; wanted an output of at least "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,9 @@ class VarlenArgs:
     kv_lengths: np.ndarray
 
 
-def varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, *, alibi_slopes, want, **options) -> VarlenArgs:
+def varlen_args(
+        query: object, key: object, value: object, cu_seqlens_q: object, cu_seqlens_k: object, *, alibi_slopes: object,
+        want: object, **options: Any) -> VarlenArgs:
     """Check everything; the slopes may have one row per sequence."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         x = as_array(name, x)
@@ -43,7 +46,7 @@ def varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, *, alibi_slopes, 
     return VarlenArgs(a, q_starts, k_starts, q_lengths, kv_lengths)
 
 
-def _sequences(name: str, bounds, tokens: int, packed: str) -> tuple[np.ndarray, np.ndarray]:
+def _sequences(name: str, bounds: object, tokens: int, packed: str) -> tuple[np.ndarray, np.ndarray]:
     """Starts and lengths from the running sum of lengths: 0, then the end of each sequence."""
     bounds = integers(name, bounds)
     if bounds.ndim != 1 or bounds.size == 0:

@@ -185,7 +185,7 @@ class AttentionWeights:
         mass = over_heads(mass, heads, self._a).astype(self.dtype)
         if out is None:
             return mass
-        checks.check_accumulated(out, mass.shape, self._a)
+        checks.check_acc_out(out, mass.shape, self._a)
         out += mass
         return out
 
@@ -230,7 +230,7 @@ class AttentionWeights:
         mean = self.dense() if self._a.two_d else self.dense().mean(-3) if self._a.q_heads else self.dense().sum(-3)
         if out is None:
             return mean
-        checks.check_mean_out(out, mean.shape, self._a)[...] = mean
+        checks.check_acc_out(out, mean.shape, self._a)[...] = mean
         return out
 
     # Products

@@ -32,7 +32,7 @@ class Blocks(Held):
         progress : bool or function, optional
         """
         a, shape = self._a, (*self._a.batch, self._a.q_len, self._a.kv_len)
-        mean = np.zeros(shape, self.dtype) if out is None else checks.check_mean_out(out, shape, a)
+        mean = np.zeros(shape, self.dtype) if out is None else checks.check_acc_out(out, shape, a)
         with self._answer(progress, 1 + a.q_heads) as steps:
             self._norm(steps.part())
             mean[...] = 0

@@ -52,7 +52,7 @@ class KeyStatistics(Held):
         over, (order, amounts) = checks.check_heads(heads), self._walk(rows, row_weights)
         shape = _mass_shape(self._a, over)
         if out is not None:
-            checks.check_accumulated(out, shape, self._a)
+            checks.check_acc_out(out, shape, self._a)
         with self._answer(progress, 2) as steps:
             found = self._sweep_keys(steps, order=order, row_weights=amounts,
                                      names=("mass", "visible") if normalize else ("mass",))

@@ -131,7 +131,7 @@ MAY_IMPORT = {
     "reference": {"_checks", "_lock", "masks", "reference", "results"},
     "_isa": {"_cpu"},
     "threads": {"_checks", "_isa"},
-    "_call": {"_isa", "threads"},
+    "_call": {"_checks", "_isa", "threads"},
     "config": {"_cpu", "_isa", "threads"},
     "testing": {"_checks", "masks", "reference", "results"},
     "datasets": set(),

@@ -63,8 +63,7 @@ def attention(
     >>> float(attention(x, x, x, causal=True).sum().compute(scheduler="sync"))
     64.0
     """
-    want = check_want(want)
-    if set(want) - {"lse"}:
+    if set(check_want(want)) - {"lse"}:
         raise ValueError(f"want={want!r}; wanted 'lse' or nothing: AttentionWeights has the weights and statistics")
     options = dict(zip(OPTIONS, options_of(locals()), strict=True), num_threads=num_threads)
     grid = Grid(query, key, value, options)
