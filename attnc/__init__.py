@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ._isa import isa
+from .align import align
 from .attention import attention, attention_scores, attention_weights, weighted_sum
 from .backward import attention_backward, log_softmax_backward, softmax_backward
 from .cache import KVCache
@@ -28,6 +29,7 @@ __all__ = [
     "AttentionWeights",
     "KVCache",
     "alibi_slopes",
+    "align",
     "attention",
     "attention_backward",
     "attention_scores",

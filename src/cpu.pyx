@@ -1,4 +1,9 @@
-"""What this processor and its system can run, asked before a kernel module is imported; built without flags."""
+"""What is built once, without flags: the question which kernels may run here, and what needs no instruction set."""
+
+from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int64_t
+
+include "align.pxi"
 
 cdef extern from *:
     """

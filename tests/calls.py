@@ -52,6 +52,7 @@ def all_calls(seed=0, q_len=30, kv_len=90, dtype="float32", steep=1):
         "KVCache": lambda: cached("float32"),
         "KVCache int8": lambda: cached(np.int8),
         "KVCache window": lambda: cached("float16", (kv_len // 2 - 1, 0)),
+        "align": lambda: attnc.align(weights[0, 0]),
         "lse": lambda: lazy().lse,
         "dense": lambda: lazy().dense(),
         "tile": lambda: lazy()[..., 3:9, 2:],

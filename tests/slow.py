@@ -203,3 +203,22 @@ def slow_softmax(x, where, log):
             share = x[row][j] - largest - math.log(total)
             result[row][j] = share if log else math.exp(share)
     return result
+
+
+def slow_path(x, width):
+    """The alignment of a matrix, a list of rows: the path as pairs."""
+    n, m, half = len(x), len(x[0]), width // 2
+    if half and half < m:
+        x = [[sorted(row[abs(j + d) if j + d < m else 2 * (m - 1) - j - d] for d in range(-half, half + 1))[half]
+              for j in range(m)] for row in x]
+    best = {(0, 0): (x[0][0], None)}
+    for i in range(n):
+        for j in range(m):
+            if (i, j) != (0, 0):
+                ways = [best[way][0] for way in ((i - 1, j - 1), (i, j - 1), (i - 1, j)) if way in best]
+                which = [way for way in ((i - 1, j - 1), (i, j - 1), (i - 1, j)) if way in best]
+                best[i, j] = x[i][j] + max(ways), which[ways.index(max(ways))]
+    path = [(n - 1, m - 1)]
+    while path[-1] != (0, 0):
+        path.append(best[path[-1]][1])
+    return path[::-1]

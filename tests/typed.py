@@ -27,6 +27,7 @@ pairs = [(np.zeros((3, 4)), np.zeros(3))]
 assert_type(attnc.merge_states(pairs), tuple[NDArray[Any], NDArray[Any]])
 attnc.merge_states((([[1.0]], [0.0]), [np.ones((1, 1)), np.ones(1)]))
 assert_type(attnc.alibi_slopes(4), NDArray[np.float64])
+assert_type(attnc.align([[1.0]]), tuple[NDArray[np.int64], NDArray[np.int64]])
 assert_type(attnc.KVCache(1, 2, 4, capacity=3, dtype=x.dtype).attend(x, want="entropy"), attnc.AttentionResult)
 assert_type(attnc.get_num_threads(), int)
 assert_type(attnc.isa(), str)

@@ -5,7 +5,7 @@ from .backward import BackwardArgs, SoftmaxBackwardArgs, backward_args, softmax_
 from .cache import append_args, cache_sizes, check_attend, check_cache_want, reorder_args, truncate_args
 from .options import check_lse
 from .scalars import check_num_threads, integer
-from .stages import SoftmaxArgs, WeightedSumArgs, softmax_args, weighted_sum_args
+from .stages import SoftmaxArgs, WeightedSumArgs, align_args, softmax_args, weighted_sum_args
 from .states import states_args
 from .varlen import VarlenArgs, varlen_args
 
@@ -17,6 +17,7 @@ __all__ = [
     "SoftmaxBackwardArgs",
     "VarlenArgs",
     "WeightedSumArgs",
+    "align_args",
     "append_args",
     "attention_args",
     "backward_args",

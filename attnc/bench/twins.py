@@ -156,9 +156,12 @@ def _statistics(arrays, options, random):
 
 
 def _whole_process(arrays, options):
-    """Slopes beside their formula; the same bits with other numbers of threads."""
+    """Slopes beside their formula; an alignment; the same bits with other numbers of threads."""
     slopes = 2.0 ** -np.arange(1, 9)
     yield Trio("alibi_slopes", attnc.alibi_slopes(8), slopes, slopes, 1.0)
+    matrix = np.random.default_rng(0).standard_normal((7, 19))
+    path = np.array(reference.align(matrix), np.float64)
+    yield Trio("align", np.array(attnc.align(matrix), np.float64), path, path, 0.0)
     with attnc.threads(1):
         alone = attnc.attention(*arrays, **options)
     with attnc.threads(3):

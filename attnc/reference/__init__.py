@@ -5,6 +5,7 @@ float64 make it an oracle for narrower dtypes; the original inputs make it the y
 """
 
 from ..masks import alibi_slopes
+from ._align import align
 from ._attention import attention, attention_weights, weighted_sum
 from ._backward import attention_backward, log_softmax_backward, softmax_backward
 from ._cache import KVCache
@@ -18,6 +19,7 @@ __all__ = [
     "AttentionWeights",
     "KVCache",
     "alibi_slopes",
+    "align",
     "attention",
     "attention_backward",
     "attention_scores",

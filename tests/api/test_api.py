@@ -27,7 +27,7 @@ def test_every_function_has_a_twin_with_its_signature(name):
     assert fast == twin
 
 
-CHOICES = {"layout": "bhnd", "stage": "masked", "residual": 0.5}     # what can not be off
+CHOICES = {"layout": "bhnd", "stage": "masked", "residual": 0.5, "medfilt": 7}     # what can not be off
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -130,6 +130,7 @@ MAY_IMPORT = {
     "results": set(),
     "reference": {"_checks", "_lock", "masks", "reference", "results"},
     "_isa": {"_cpu"},
+    "align": {"_checks", "_cpu"},
     "threads": {"_checks", "_isa"},
     "_call": {"_checks", "_isa", "threads"},
     "config": {"_cpu", "_isa", "threads"},

@@ -335,7 +335,7 @@ def test_weighted_sum_out_on_an_input():
         weighted_sum_args(weights, np.zeros((4, 5, 5)), weights, None)
 
 
-NO_ARRAYS_FIRST = ("AttentionWeights", "KVCache", "alibi_slopes", "merge_states", "rollout")
+NO_ARRAYS_FIRST = ("AttentionWeights", "KVCache", "alibi_slopes", "align", "merge_states", "rollout")
 
 
 @pytest.mark.parametrize("name", [name for name in reference.__all__ if name not in NO_ARRAYS_FIRST])

@@ -78,6 +78,7 @@ CALLS = {      # what makes the object of a method, and what to call it with
     "length_mask": (None, dict(lengths=np.array([1, 2]), length=3)),
     "segment_mask": (None, dict(q_segments=np.array([0, 1]), k_segments=np.array([0]))),
     "alibi_slopes": (None, dict(heads=4)),
+    "align": (None, dict(matrix=np.eye(3), medfilt=3)),
     "AttentionWeights": (None, QK | but("sinks") | {"lse": ROWS}),
     **{f"AttentionWeights.{name}": (lazy, None) for name in ("shape", "ndim", "dtype", "lse", "T")},
     **{f"AttentionWeights.{name}": (lazy, {}) for name in (

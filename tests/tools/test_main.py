@@ -54,7 +54,7 @@ def wrong_result(right):
 
 
 def spoilt(array):
-    array = np.array(array)
+    array = np.array(array, float if array.dtype.kind == "i" else None)
     array[(-1,) * array.ndim] += 2.0**-4 * (1 + np.abs(array).max())
     return array
 
@@ -65,7 +65,7 @@ METHODS = ["entropy", "max", "mean_position", "mean_distance", "lost_mass", "key
 
 @pytest.mark.parametrize(("owner", "function"), [
     *((attnc, name) for name in ("attention_varlen", "attention_backward", "softmax_backward", "log_softmax_backward",
-                                 "merge_states", "rollout", "alibi_slopes")),
+                                 "merge_states", "rollout", "alibi_slopes", "align")),
     (attnc.KVCache, "attend"), (attnc.AttentionState, "result"), *((attnc.AttentionWeights, name) for name in METHODS)])
 def test_check_fails_when_what_is_beside_the_chain_is_wrong(owner, function, monkeypatch):
     monkeypatch.setattr(owner, function, wrong_result(getattr(owner, function)))
