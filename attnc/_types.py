@@ -1,7 +1,7 @@
 """Names of types for annotations."""
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike as ArrayLike
@@ -35,4 +35,35 @@ Report: TypeAlias = Callable[[int, int], object]
 Rows: TypeAlias = slice | ArrayLike | None
 
 State = TypeVar("State", bound=tuple[ArrayLike, ArrayLike] | list[Any])      # a list of pairs of any arrays is one
-T = TypeVar("T")
+Folded = TypeVar("Folded")
+
+
+class VarlenOptions(TypedDict, total=False):
+    """What attention_varlen takes besides its inputs, `want` and `out`: the rest of an overload."""
+
+    causal: bool
+    window: Window | None
+    scale: float | None
+    softcap: float | None
+    alibi_slopes: ArrayLike | None
+    sinks: ArrayLike | None
+    num_threads: int | None
+
+
+class CacheOptions(VarlenOptions, total=False):
+    """What KVCache.attend takes besides its query, `want` and `out`."""
+
+    mask: ArrayLike | None
+    key_mask: ArrayLike | None
+    bias: ArrayLike | None
+    q_offset: ArrayLike | None
+    q_segments: ArrayLike | None
+    k_segments: ArrayLike | None
+    q_lengths: ArrayLike | None
+    layout: Layout
+
+
+class Options(CacheOptions, total=False):
+    """What attention takes besides its inputs, `want` and `out`."""
+
+    kv_lengths: ArrayLike | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, overload
+from typing import Unpack, overload
 
 import numpy as np
 
@@ -10,34 +10,22 @@ from . import _call
 from ._checks import Args, attention_args, check_lse, weighted_sum_args
 from ._checks.arrays import as_array
 from ._checks.attention import BHND, NOTHING
+from ._types import Array, ArrayLike, Layout, Options, Stage, Wanted, Window
 from .results import AttentionResult
-
-if TYPE_CHECKING:
-    from ._types import Array, ArrayLike, Layout, Stage, Wanted, Window
 
 STATISTICS = frozenset(("entropy", "max", "argmax"))
 
 
 @overload
 def attention(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = ...,
-        key_mask: ArrayLike | None = ..., bias: ArrayLike | None = ..., causal: bool = ...,
-        window: Window | None = ..., q_offset: ArrayLike | None = ..., scale: float | None = ...,
-        softcap: float | None = ..., alibi_slopes: ArrayLike | None = ..., sinks: ArrayLike | None = ...,
-        q_segments: ArrayLike | None = ..., k_segments: ArrayLike | None = ..., q_lengths: ArrayLike | None = ...,
-        kv_lengths: ArrayLike | None = ..., layout: Layout = ..., want: tuple[()] = ..., out: Array | None = ...,
-        num_threads: int | None = ...) -> Array: ...
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, want: tuple[()] = ..., out: Array | None = ...,
+        **options: Unpack[Options]) -> Array: ...
 
 
 @overload
 def attention(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = ...,
-        key_mask: ArrayLike | None = ..., bias: ArrayLike | None = ..., causal: bool = ...,
-        window: Window | None = ..., q_offset: ArrayLike | None = ..., scale: float | None = ...,
-        softcap: float | None = ..., alibi_slopes: ArrayLike | None = ..., sinks: ArrayLike | None = ...,
-        q_segments: ArrayLike | None = ..., k_segments: ArrayLike | None = ..., q_lengths: ArrayLike | None = ...,
-        kv_lengths: ArrayLike | None = ..., layout: Layout = ..., want: Wanted, out: Array | None = ...,
-        num_threads: int | None = ...) -> AttentionResult: ...
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, want: Wanted, out: Array | None = ...,
+        **options: Unpack[Options]) -> AttentionResult: ...
 
 
 def attention(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import _call
 from ._checks import Args, BackwardArgs, SoftmaxBackwardArgs, backward_args, options_of, softmax_backward_args
 from ._norms import norms
+from ._types import Array, ArrayLike, Axes, Gradient, Layout, Window
 from .results import AttentionGradients
-
-if TYPE_CHECKING:
-    from ._types import Array, ArrayLike, Axes, Gradient, Layout, Window
 
 
 def attention_backward(

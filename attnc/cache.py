@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, overload
+from types import EllipsisType
+from typing import Any, TypeAlias, TypeVar, Unpack, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._checks import (
     Args,
@@ -19,19 +21,12 @@ from ._checks import (
 )
 from ._checks.arrays import float_array
 from ._lock import WITHIN, Locked
+from ._types import Array, ArrayLike, CacheOptions, DTypeLike, Integers, Layout, Wanted, Window
 from .attention import attend
 from .results import AttentionResult
 
-if TYPE_CHECKING:
-    from types import EllipsisType
-    from typing import TypeAlias, TypeVar
-
-    from numpy.typing import NDArray
-
-    from ._types import Array, ArrayLike, DTypeLike, Integers, Layout, Wanted, Window
-
-    _Scalar = TypeVar("_Scalar", bound=np.generic)
-    _Changes: TypeAlias = list[tuple[Array, EllipsisType | tuple[slice | Integers, ...], Array]]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+_Changes: TypeAlias = list[tuple[Array, EllipsisType | tuple[slice | Integers, ...], Array]]
 
 _QUANTIZED = 1 << 20  # entries that become int8 at a time, in milliseconds
 _ALIGNMENT = 64  # a vector that crosses a line of memory is read as two: 10 % of the speed of decoding
@@ -169,22 +164,12 @@ class KVCache(Locked):
             _make(changes)
 
     @overload
-    def attend(
-            self, query: ArrayLike, *, mask: ArrayLike | None = ..., key_mask: ArrayLike | None = ...,
-            bias: ArrayLike | None = ..., causal: bool = ..., window: Window | None = ...,
-            q_offset: ArrayLike | None = ..., scale: float | None = ..., softcap: float | None = ...,
-            alibi_slopes: ArrayLike | None = ..., sinks: ArrayLike | None = ..., q_segments: ArrayLike | None = ...,
-            k_segments: ArrayLike | None = ..., q_lengths: ArrayLike | None = ..., layout: Layout = ...,
-            want: tuple[()] = ..., out: Array | None = ..., num_threads: int | None = ...) -> Array: ...
+    def attend(self, query: ArrayLike, *, want: tuple[()] = ..., out: Array | None = ...,
+               **options: Unpack[CacheOptions]) -> Array: ...
 
     @overload
-    def attend(
-            self, query: ArrayLike, *, mask: ArrayLike | None = ..., key_mask: ArrayLike | None = ...,
-            bias: ArrayLike | None = ..., causal: bool = ..., window: Window | None = ...,
-            q_offset: ArrayLike | None = ..., scale: float | None = ..., softcap: float | None = ...,
-            alibi_slopes: ArrayLike | None = ..., sinks: ArrayLike | None = ..., q_segments: ArrayLike | None = ...,
-            k_segments: ArrayLike | None = ..., q_lengths: ArrayLike | None = ..., layout: Layout = ..., want: Wanted,
-            out: Array | None = ..., num_threads: int | None = ...) -> AttentionResult: ...
+    def attend(self, query: ArrayLike, *, want: Wanted, out: Array | None = ...,
+               **options: Unpack[CacheOptions]) -> AttentionResult: ...
 
     def attend(
             self, query: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,

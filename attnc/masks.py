@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ._checks import Args, integer, scalars
 from ._checks.attention import broadcast_batch
 from ._checks.options import integers
-
-if TYPE_CHECKING:
-    from ._types import ArrayLike, Floats, Integers, Mask, Window
+from ._types import ArrayLike, Floats, Integers, Mask, Window
 
 __all__ = ["alibi_slopes", "causal_mask", "length_mask", "segment_mask", "window_mask"]
 

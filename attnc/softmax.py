@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from . import _call
 from ._checks import SoftmaxArgs, softmax_args
-
-if TYPE_CHECKING:
-    from ._types import Array, ArrayLike, Axes
+from ._types import Array, ArrayLike, Axes
 
 
 def softmax(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,10 +11,8 @@ from ._checks import Args, attention_args, states_args
 from ._checks.arrays import accumulator, float_array, promoted
 from ._lock import Locked
 from ._norms import norms
+from ._types import Array, ArrayLike, Layout, State, Window
 from .results import AttentionResult
-
-if TYPE_CHECKING:
-    from ._types import Array, ArrayLike, Layout, State, Window
 
 
 def merge_states(states: list[State] | tuple[State, ...], *, layout: Layout = "bhnd") -> tuple[Array, Array]:

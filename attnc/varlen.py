@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, overload
+from typing import Unpack, overload
 
 import numpy as np
 
 from . import _call, _isa
 from ._checks import VarlenArgs, varlen_args
+from ._types import Array, ArrayLike, Lse, VarlenOptions, Window
 from .results import AttentionResult
 
-if TYPE_CHECKING:
-    from ._types import Array, ArrayLike, Lse, Window
+
+@overload
+def attention_varlen(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
+        want: tuple[()] = ..., out: Array | None = ..., **options: Unpack[VarlenOptions]) -> Array: ...
 
 
 @overload
 def attention_varlen(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
-        causal: bool = ..., window: Window | None = ..., scale: float | None = ..., softcap: float | None = ...,
-        alibi_slopes: ArrayLike | None = ..., sinks: ArrayLike | None = ..., want: tuple[()] = ...,
-        out: Array | None = ..., num_threads: int | None = ...) -> Array: ...
-
-
-@overload
-def attention_varlen(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
-        causal: bool = ..., window: Window | None = ..., scale: float | None = ..., softcap: float | None = ...,
-        alibi_slopes: ArrayLike | None = ..., sinks: ArrayLike | None = ..., want: Lse, out: Array | None = ...,
-        num_threads: int | None = ...) -> AttentionResult: ...
+        want: Lse, out: Array | None = ..., **options: Unpack[VarlenOptions]) -> AttentionResult: ...
 
 
 def attention_varlen(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,13 +14,14 @@ from . import options, scalars
 from .arrays import FLOAT32, accumulator, float_array, promoted
 from .output import check_out
 
+_Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]
 BHND, NOTHING = "bhnd", ()  # the defaults, known by identity: comparing with == may meet an array
 
 # Options that public functions share, in the order of attention_args; options_of(locals()) is what a function was given
 # for them. Names and values of 15 keywords would take longer, and say each name twice.
 OPTIONS = ("mask", "key_mask", "bias", "causal", "window", "q_offset", "scale", "softcap", "alibi_slopes", "sinks",
            "q_segments", "k_segments", "q_lengths", "kv_lengths", "layout")
-options_of: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(*OPTIONS)
+options_of: Callable[[dict[str, Any]], _Options] = itemgetter(*OPTIONS)
 
 
 @dataclass(slots=True, init=False, eq=False)

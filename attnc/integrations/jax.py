@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 import attnc
 
@@ -17,12 +18,7 @@ from .._checks.arrays import accumulator, promoted
 
 OWN_AXES = {"query": 3, "key": 3, "value": 3, "bias": 3, "mask": 3, "q_lengths": 0, "kv_lengths": 0}  # after the batch
 
-if TYPE_CHECKING:
-    from typing import NoReturn, TypeAlias
-
-    from jax.typing import ArrayLike
-
-    Arrays: TypeAlias = dict[str, Any]      # of jax, of NumPy, or what stands for them while jax traces
+Arrays: TypeAlias = dict[str, Any]      # of jax, of NumPy, or what stands for them while jax traces
 
 
 class _Options(NamedTuple):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
 import attnc
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class _Attention:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -19,19 +20,16 @@ import attnc
 
 from .._checks import attention_args, backward_args
 from .._checks.scalars import check_causal, check_choice, check_want
+from .._types import ArrayLike, Lse
 from ..results import AttentionGradients, AttentionResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import ParamSpec, TypeVar
-
     from mpi4py import MPI
 
     from .._checks import Args
-    from .._types import ArrayLike, Lse
 
-    P = ParamSpec("P")
-    R = TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 ORDERS = ("contiguous", "zigzag")
 SHOWN = 4       # differences that a message shows

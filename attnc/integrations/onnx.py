@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+
+from .._types import Stage
 
 try:
     import onnx
@@ -15,9 +17,6 @@ except ModuleNotFoundError as error:
     raise ImportError("attnc.integrations.onnx needs the package 'onnx', which is not installed") from error
 
 from ..attention import attention, attention_scores
-
-if TYPE_CHECKING:
-    from .._types import Stage
 
 __all__ = ["OPERATORS", "Attention"]
 

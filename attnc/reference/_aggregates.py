@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from .._checks import Args
+from .._types import ArrayLike, Index, Shape
 
 
 def over_heads(x: np.ndarray, heads: str | None, a: Args) -> np.ndarray:
@@ -31,7 +33,7 @@ def bin_labels(bins: int, length: int) -> np.ndarray:
     return np.array([place * bins // length for place in range(length)], np.int64)
 
 
-def row_counts(rows: slice | np.ndarray, length: int) -> np.ndarray:
+def row_counts(rows: slice | ArrayLike, length: int) -> np.ndarray:
     """How often each row is named by an index of the rows."""
     if not isinstance(rows, slice):
         rows = np.asarray(rows) if np.size(rows) else slice(0)  # a tuple too is a list of rows, not an index of axes
@@ -55,7 +57,7 @@ def kept(weights: np.ndarray, threshold: float | None, top_p: float | None) -> n
     return keep
 
 
-def tiles(shape: tuple[int, ...], rows: int, keys: int) -> Iterator[tuple]:
+def tiles(shape: Shape, rows: int, keys: int) -> Iterator[Index]:
     """Indices of tiles, head after head, from the first row on, from the first key on."""
     *lead, q_len, kv_len = shape
     for head in np.ndindex(*lead):
@@ -63,21 +65,21 @@ def tiles(shape: tuple[int, ...], rows: int, keys: int) -> Iterator[tuple]:
             yield *head, slice(r, min(r + rows, q_len)), slice(k, min(k + keys, kv_len))
 
 
-def one_head(a: Args, places: tuple[int, ...]) -> Args:
+def one_head(a: Args, places: Shape) -> Args:
     """Arguments of one head as if its arrays had come with two axes: each as it is for all heads, indexed."""
     *batch, head = places
 
-    def of(x: np.ndarray | None, *axes: int) -> np.ndarray | None:
+    def of(x: int | np.ndarray | None, *axes: int) -> Any:
         return None if x is None else np.broadcast_to(x, (*a.batch, *axes))[tuple(batch)]
 
-    def of_head(x: np.ndarray | None, *axes: int) -> np.ndarray | None:
-        x = of(x, a.q_heads, *axes)
-        return None if x is None else x[head:head + 1]
+    def of_head(x: np.ndarray | None, *axes: int) -> Any:
+        return None if x is None else of(x, a.q_heads, *axes)[head:head + 1]
 
     one = copy.copy(a)
     one.two_d, one.batch, one.q_heads, one.kv_heads = True, (), 1, 1
     one.query = of_head(a.query, a.q_len, a.head_dim)
-    one.key = np.broadcast_to(a.key, (*a.batch, *a.key.shape[-3:]))[(*batch, [head * a.kv_heads // a.q_heads])]
+    kv_head = head * a.kv_heads // a.q_heads
+    one.key = of(a.key, *a.key.shape[-3:])[kv_head:kv_head + 1]
     one.mask, one.bias = (of_head(x, a.q_len, a.kv_len) for x in (a.mask, a.bias))
     one.alibi_slopes, one.sinks = of_head(a.alibi_slopes), of_head(a.sinks)
     one.key_mask, one.k_segments, one.q_segments = of(a.key_mask, a.kv_len), of(a.k_segments, a.kv_len), \

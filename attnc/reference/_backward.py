@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .. import masks
-from .._checks import BackwardArgs, backward_args, options_of, softmax_backward_args
+from .._checks import Args, BackwardArgs, backward_args, options_of, softmax_backward_args
+from .._types import ArrayLike, Axes, Gradient, Layout, Shape, Window
 from ..results import AttentionGradients
 from ._scores import masked_scores, per_query_head, product, stored_scores, unmasked_scores
 from ._softmax import softmax_of_scores
 
 
-def attention_backward(grad_output, query, key, value, output, lse, *, mask=None, key_mask=None, bias=None,
-                       causal=False, window=None, q_offset=None, scale=None, softcap=None, alibi_slopes=None,
-                       sinks=None, q_segments=None, k_segments=None, q_lengths=None, kv_lengths=None, layout="bhnd",
-                       want=("query", "key", "value"), grad_lse=None, num_threads=None) -> AttentionGradients:
+def attention_backward(
+        grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
+        *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+        want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None,
+        num_threads: int | None = None) -> AttentionGradients:
     """Gradients of attention: the definition of `attnc.attention_backward`.
 
     With the weights w of a row, its values v and its gradient g::
@@ -25,38 +33,13 @@ def attention_backward(grad_output, query, key, value, output, lse, *, mask=None
         d_bias  = d_score                         d_value[j] = sum over the rows of w * g
         d_sink  = sum over the rows of -exp(sink - lse) * delta
 
-    Parameters
-    ----------
-    grad_output : array of the shape of `output`
-        Gradient of what the output was used for.
-    query, key, value : array
-        As they went into `attention`.
-    output, lse : array
-        What ``attention(..., want="lse")`` gave. They may be those over more keys than these (`merge_states`,
-        `AttentionState`): then the gradients of these keys are their part of the whole.
-    mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
-q_lengths, kv_lengths, layout, num_threads
-        As they went into `attention`.
-    want : name or tuple of names
-        Out of ``"query"``, ``"key"``, ``"value"``, ``"bias"`` and ``"sinks"``.
-    grad_lse : float array (..., q_heads, q_len), optional
-        Gradient of what the lse was used for.
-
-    Returns
-    -------
-    AttentionGradients
-        An attribute for each name, of the shape and dtype of that argument (bools and integers count as float64);
-        summed in float32, or float64 if an input is float64. A row without keys, a row of padding and a weight of
-        exactly 0 contribute nothing, so that a key that no row sees has gradient 0, whatever it holds.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a wrong dtype or a wrong shape or value, naming the argument; a name in `want` of what was not given.
+    Parameters, results and errors are those of `attnc.attention_backward`.
 
     Examples
     --------
-    >>> import numpy as np
+    >>> from typing import Any
+
+import numpy as np
     >>> from attnc.reference import attention
     >>> query, key, value = np.array([[0.]]), np.array([[1.], [-1.]]), np.array([[3.], [5.]])
     >>> result = attention(query, key, value, want="lse")
@@ -68,7 +51,7 @@ q_lengths, kv_lengths, layout, num_threads
     with np.errstate(all="ignore"):
         found = run(b)
         a = b.args
-        like = {"query": a.query, "key": a.key, "value": a.value, "bias": a.bias, "sinks": b.sinks_like}
+        like: dict[str, Any] = {"query": a.query, "key": a.key, "value": a.value, "bias": a.bias, "sinks": b.sinks_like}
         return AttentionGradients(**{name: found[name].astype(like[name].dtype, order="C") for name in b.want})
 
 
@@ -87,7 +70,7 @@ def run(b: BackwardArgs) -> dict[str, np.ndarray]:
     own = softmax_of_scores(*stored_scores(a, allowed), allowed, b.sinks)
     same = agrees(own.lse, b.lse.reshape(own.lse.shape))     # so large that it has not the digits that the weights need
     weights = np.where(same[..., None], own.weights, weights)
-    d_weights = product(grad, per_query_head(a.value.astype(a.acc), a))
+    d_weights = product(grad, per_query_head(np.asarray(a.value, a.acc), a))
     d_scores = np.where(weights == 0, 0, weights * (d_weights - delta))
     d_products = d_scores
     if a.softcap is not None:
@@ -100,10 +83,10 @@ def run(b: BackwardArgs) -> dict[str, np.ndarray]:
              "value": per_kv_head(sum_of_rows(weights.swapaxes(-1, -2), grad), a)}
     found = {name: b.as_given(sum_to(x + 0, getattr(a, name).shape)) for name, x in found.items()}
     found |= {"scores": d_scores, "weights": weights}
-    if "bias" in b.want:
+    if "bias" in b.want and a.bias is not None:
         found["bias"] = sum_to(d_scores, a.bias.shape)
-    if "sinks" in b.want:
-        found["sinks"] = of_sinks(b, delta[..., 0], np.where(same, own.sink_logs, -np.inf), same)
+    if b.sinks is not None and own.sink_logs is not None:
+        found["sinks"] = of_sinks(b, b.sinks, delta[..., 0], np.where(same, own.sink_logs, -np.inf), same)
     return found
 
 
@@ -113,10 +96,11 @@ def agrees(own: np.ndarray, lse: np.ndarray) -> np.ndarray:
     Beyond 1024 float32 rounds an lse by up to 2**-14 and more, and each weight by that share.
     """
     large = (np.abs(lse) > 1024) & (lse != -np.inf)
-    return large & ((own == lse) | (np.abs(own - lse) <= 4 * np.finfo(lse.dtype).eps * np.abs(lse)))
+    return np.asarray(large & ((own == lse) | (np.abs(own - lse) <= 4 * np.finfo(lse.dtype).eps * np.abs(lse))))
 
 
-def of_sinks(b: BackwardArgs, delta: np.ndarray, sink_logs: np.ndarray, known: np.ndarray) -> np.ndarray:
+def of_sinks(b: BackwardArgs, sinks: np.ndarray, delta: np.ndarray, sink_logs: np.ndarray, known: np.ndarray
+             ) -> np.ndarray:
     """Gradient of the sinks, one head after another: each sink has the share ``exp(sink - lse)`` of its rows.
 
     `sink_logs` has the logarithms of the shares where they are `known` without the lse.
@@ -125,13 +109,13 @@ def of_sinks(b: BackwardArgs, delta: np.ndarray, sink_logs: np.ndarray, known: n
     lse, found = b.lse.reshape(delta.shape).astype(wide), np.zeros(b.args.q_heads, wide)
     for head in range(b.args.q_heads):
         rows = (..., head, slice(None))
-        logs = np.where(known[rows], sink_logs[rows], b.sinks[head] - lse[rows])
+        logs = np.where(known[rows], sink_logs[rows], sinks[head] - lse[rows])
         share = np.where((lse[rows] == -np.inf) & ~known[rows], 0, np.exp(logs))
         found[head] -= np.where(share == 0, 0, share * delta[rows]).sum()
-    return found.reshape(b.sinks_like.shape)
+    return found
 
 
-def sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def sum_to(x: np.ndarray, shape: Shape) -> np.ndarray:
     """Gradient of an array of `shape` from that of its broadcast: the sum over all its copies."""
     while x.ndim > len(shape):
         x = x.sum(0)
@@ -150,38 +134,20 @@ def sum_of_rows(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
     return total
 
 
-def per_kv_head(x: np.ndarray, a) -> np.ndarray:
+def per_kv_head(x: np.ndarray, a: Args) -> np.ndarray:
     """Gradients of keys or values, summed over the query heads that share a head."""
     if a.q_heads == a.kv_heads:
         return x
-    return x.reshape(*x.shape[:-3], a.kv_heads, a.q_heads // a.kv_heads, *x.shape[-2:]).sum(-3)
+    return np.asarray(x.reshape(*x.shape[:-3], a.kv_heads, a.q_heads // a.kv_heads, *x.shape[-2:]).sum(-3))
 
 
-def softmax_backward(grad_output, output, axis=-1, *, num_threads=None) -> np.ndarray:
+def softmax_backward(
+        grad_output: ArrayLike, output: ArrayLike, axis: Axes = -1, *, num_threads: int | None = None) -> np.ndarray:
     """Gradient of the input of softmax: ``output * (grad_output - sum(grad_output * output))`` along `axis`.
 
     The definition of `attnc.softmax_backward`.
 
-    Parameters
-    ----------
-    grad_output : array of the shape of `output`
-        Gradient of what the output was used for. Where `output` is exactly 0 it does not count.
-    output : array
-        What `softmax` gave.
-    axis : int, tuple of int or None
-        As it went into `softmax`.
-    num_threads : int, optional
-        Checked, and of no effect here.
-
-    Returns
-    -------
-    array
-        Of the shape of `output`, in the promoted dtype.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a wrong dtype or a wrong shape or value, naming the argument.
+    Parameters, results and errors are those of `attnc.softmax_backward`.
 
     Examples
     --------
@@ -196,7 +162,8 @@ def softmax_backward(grad_output, output, axis=-1, *, num_threads=None) -> np.nd
         return np.where(share == 0, 0, change).astype(b.dtype)
 
 
-def log_softmax_backward(grad_output, output, axis=-1, *, num_threads=None) -> np.ndarray:
+def log_softmax_backward(
+        grad_output: ArrayLike, output: ArrayLike, axis: Axes = -1, *, num_threads: int | None = None) -> np.ndarray:
     """Gradient of the input of log-softmax: ``grad_output - exp(output) * sum(grad_output)`` along `axis`.
 
     The definition of `attnc.log_softmax_backward`.
@@ -205,7 +172,9 @@ def log_softmax_backward(grad_output, output, axis=-1, *, num_threads=None) -> n
 
     Examples
     --------
-    >>> import numpy as np
+    >>> from typing import Any
+
+import numpy as np
     >>> log_softmax_backward([1., 0.], np.log([0.5, 0.5]))
     array([ 0.5, -0.5])
     """

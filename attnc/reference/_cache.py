@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Unpack, overload
+
 import numpy as np
 
 from .._checks import OPTIONS, append_args, cache_sizes, check_attend, options_of, reorder_args, truncate_args
 from .._checks.arrays import accumulator, float_array
 from .._lock import Locked
+from .._types import Array, ArrayLike, CacheOptions, DTypeLike, Layout, Wanted, Window
 from ..results import AttentionResult
 from ._attention import attention
 
@@ -17,22 +20,7 @@ class KVCache(Locked):
     It keeps all tokens, also those that a window has left behind, and int8 rows as the numbers that they stand for.
     Calls from several threads take turns.
 
-    Parameters
-    ----------
-    batch, kv_heads, head_dim : int
-    value_dim : int, optional
-        By default `head_dim`.
-    capacity : int
-        Tokens of a batch element.
-    dtype : dtype
-        Of the rows: float32, float16, bfloat16, float64, or int8 with a scale ``max(abs(row)) / 127`` for each row.
-    window : tuple (left, right), optional
-        As in `attention`, with a bounded left.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a wrong size, dtype or window.
+    Parameters, methods, results and errors are those of `attnc.KVCache`.
 
     Examples
     --------
@@ -42,7 +30,9 @@ class KVCache(Locked):
     array([[[[1.5, 1.5]]]], dtype=float32)
     """
 
-    def __init__(self, batch, kv_heads, head_dim, value_dim=None, *, capacity, dtype, window=None):
+    def __init__(
+            self, batch: int, kv_heads: int, head_dim: int, value_dim: int | None = None, *, capacity: int,
+            dtype: DTypeLike, window: Window | None = None) -> None:
         super().__init__()
         self._sizes = s = cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window)
         dtype = np.float64 if s.dtype == np.int8 else s.dtype  # in which a scale times an integer is exact
@@ -54,14 +44,10 @@ class KVCache(Locked):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._sizes.shown(self.lengths)})"
 
-    def append(self, key, value, *, lengths=None, layout="bhnd") -> None:
-        """Add tokens behind those that are there; `lengths` says how many of them count in each batch element.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For a wrong dtype or shape, or more tokens than fit. The cache is then as it was.
-        """
+    def append(
+            self, key: ArrayLike, value: ArrayLike, *, lengths: ArrayLike | None = None,
+            layout: Layout = "bhnd") -> None:
+        """Add tokens behind those that are there; `lengths` says how many of them count in each batch element."""
         with self._turn():
             key, value, counts = append_args(key, value, lengths, layout, self._sizes, self.lengths)
             needed = int((self.lengths + counts).max(initial=0))
@@ -74,16 +60,23 @@ class KVCache(Locked):
             self.lengths = self.lengths + counts
             self._oldest = np.maximum(self._oldest, self.lengths - self._sizes.capacity)
 
-    def attend(self, query, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
-               scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
-               q_lengths=None, layout="bhnd", want=(), out=None, num_threads=None) -> np.ndarray | AttentionResult:
-        """Attention of a query over the tokens that are there; its last row stands at the last token.
+    @overload
+    def attend(self, query: ArrayLike, *, want: tuple[()] = ..., out: Array | None = ...,
+               **options: Unpack[CacheOptions]) -> Array: ...
 
-        Raises
-        ------
-        TypeError, ValueError
-            For a wrong dtype or a wrong shape or value.
-        """
+    @overload
+    def attend(self, query: ArrayLike, *, want: Wanted, out: Array | None = ...,
+               **options: Unpack[CacheOptions]) -> AttentionResult: ...
+
+    def attend(
+            self, query: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
+            bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+            q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+            want: Wanted | tuple[()] = (), out: Array | None = None,
+            num_threads: int | None = None) -> np.ndarray | AttentionResult:
+        """Attention of a query over the tokens that are there; its last row stands at the last token."""
         check_attend(self._sizes, mask=mask, key_mask=key_mask, bias=bias, window=window, q_offset=q_offset,
                      q_segments=q_segments, k_segments=k_segments)
         query = float_array("query", query)
@@ -101,33 +94,21 @@ class KVCache(Locked):
                            out=None if scaled else out)
         if not scaled:
             return result
-        found = {name: x if name in ("lse", "scores") else x.astype(query.dtype)
-                 for name, x in (vars(result) if want else {"output": result}).items()}
+        found = vars(result) if isinstance(result, AttentionResult) else {"output": result}
+        found = {name: x if name in ("lse", "scores") else x.astype(query.dtype) for name, x in found.items()}
         if out is not None:
             out[...] = found["output"]
             found["output"] = out
-        return AttentionResult(found.pop("output"), **found) if want else found["output"]
+        return AttentionResult(**found) if want else found["output"]
 
-    def truncate(self, lengths) -> None:
-        """Drop the last tokens: `lengths` stay in each batch element.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For more tokens than there are, or tokens in the window that others have replaced.
-        """
+    def truncate(self, lengths: ArrayLike) -> None:
+        """Drop the last tokens: `lengths` stay in each batch element."""
         with self._turn():
             self.lengths = truncate_args(lengths, self._sizes, self.lengths, self._oldest)
             self._oldest = np.minimum(self._oldest, self.lengths)
 
-    def reorder(self, indices) -> None:
-        """Make batch element ``i`` what ``indices[i]`` was.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For a wrong shape or an index that is not there.
-        """
+    def reorder(self, indices: ArrayLike) -> None:
+        """Make batch element ``i`` what ``indices[i]`` was."""
         with self._turn():
             indices = reorder_args(indices, self._sizes)
             self.keys, self.values = self.keys[indices], self.values[indices]
@@ -144,4 +125,5 @@ def _rounded(x: np.ndarray) -> np.ndarray:
     """Each row rounded to multiples of a 127th of its largest magnitude."""
     x = x.astype(np.float32)
     scales = np.abs(x).max(-1, initial=0, keepdims=True) / np.float32(127)
-    return np.clip(np.rint(x / np.where(scales == 0, 1, scales)), -127, 127) * scales.astype(np.float64)
+    rounded = np.clip(np.rint(x / np.where(scales == 0, 1, scales)), -127, 127)
+    return np.asarray(rounded * scales.astype(np.float64))

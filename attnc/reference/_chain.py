@@ -37,7 +37,7 @@ def sum_of_values(weights: np.ndarray, seen: np.ndarray, a: Args | WeightedSumAr
     value = per_query_head(np.ascontiguousarray(a.value, a.acc), a)
     finite = np.isfinite(value).all(-1)
     if finite.all():
-        return weights @ value + 0  # +0 for -0: the sign of a value with weight 0 must not show either
+        return np.asarray(weights @ value + 0)  # +0 for -0: the sign of a value with weight 0 must not show either
     output = np.where(finite[..., None, :], weights, 0) @ np.where(finite[..., None], value, 0) + 0
     for j in np.flatnonzero(~finite.reshape(-1, a.kv_len).all(0)):
         adds = seen[..., j, None] & ~finite[..., None, j, None]

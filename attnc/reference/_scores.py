@@ -5,39 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from .. import masks
-from .._checks import Args, attention_args, options_of
+from .._checks import Args, WeightedSumArgs, attention_args, options_of
 from .._checks.arrays import saturated
+from .._types import Array, ArrayLike, Layout, Stage, Window
 
 
-def attention_scores(query, key, *, stage="masked", mask=None, key_mask=None, bias=None, causal=False, window=None,
-                     q_offset=None, scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None,
-                     k_segments=None, q_lengths=None, kv_lengths=None, layout="bhnd", out=None, num_threads=None,
-                     ) -> np.ndarray:
+def attention_scores(
+        query: ArrayLike, key: ArrayLike, *, stage: Stage = "masked", mask: ArrayLike | None = None,
+        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, causal: bool = False,
+        window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", out: Array | None = None,
+        num_threads: int | None = None) -> np.ndarray:
     """Scores of every query with every key: the definition of `attnc.attention_scores`.
 
-    Parameters
-    ----------
-    query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
-    key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
-    stage : {"masked", "capped", "scaled", "raw"}
-        ``"raw"`` is the product, ``"scaled"`` times the scale, ``"capped"`` after the softcap, ``"masked"`` with bias,
-        linear bias and every mask. Earlier stages ignore the options of later ones.
-    mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
-q_lengths, kv_lengths, layout, num_threads
-        As in `attention`. Sinks appear in no stage.
-    out : array, optional
-        Receives the scores: exact shape and dtype, no memory shared with an input.
-
-    Returns
-    -------
-    array (..., q_heads, q_len, kv_len) or (q_len, kv_len)
-        float64 if an input is float64, else float32. Keys that a row may not see have -inf in stage ``"masked"``,
-        places past a length in every stage.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a wrong dtype or a wrong shape or value, naming the argument.
+    Parameters, results and errors are those of `attnc.attention_scores`.
 
     Examples
     --------
@@ -64,16 +47,16 @@ def unmasked_scores(a: Args, stage: str) -> np.ndarray:
     scores = product(query, key)
     if stage == "raw":
         return scores
-    scores = a.acc.type(a.scale) * scores
+    scores = np.asarray(a.acc.type(a.scale) * scores)
     if stage == "scaled" or a.softcap is None:
         return scores
     softcap = a.acc.type(a.softcap)
-    return softcap * np.tanh(scores / softcap)
+    return np.asarray(softcap * np.tanh(scores / softcap))
 
 
 def product(query: np.ndarray, key: np.ndarray) -> np.ndarray:
     """How well each query matches each key."""
-    return query @ key.swapaxes(-1, -2)
+    return np.asarray(query @ key.swapaxes(-1, -2))
 
 
 def masked_scores(a: Args, allowed: np.ndarray) -> np.ndarray:
@@ -97,6 +80,6 @@ def stored_scores(a: Args, allowed: np.ndarray) -> tuple[np.ndarray, np.floating
     return np.where(allowed, -scores if a.scale < 0 else scores, a.acc.type(-np.inf)), a.acc.type(magnitude)
 
 
-def per_query_head(x: np.ndarray, a: Args) -> np.ndarray:
+def per_query_head(x: np.ndarray, a: Args | WeightedSumArgs) -> np.ndarray:
     """Keys or values with each head repeated for the query heads that share it."""
     return x if a.q_heads == a.kv_heads else np.repeat(x, a.q_heads // a.kv_heads, axis=-3)

@@ -7,33 +7,15 @@ from typing import NamedTuple
 import numpy as np
 
 from .._checks import SoftmaxArgs, softmax_args
+from .._types import Array, ArrayLike, Axes
 
 
-def softmax(x, axis=-1, *, where=None, out=None, num_threads=None) -> np.ndarray:
+def softmax(
+        x: ArrayLike, axis: Axes = -1, *, where: ArrayLike | None = None, out: Array | None = None,
+        num_threads: int | None = None) -> np.ndarray:
     """``exp(x) / sum(exp(x))`` along `axis`: the definition of `attnc.softmax`.
 
-    Parameters
-    ----------
-    x : array
-        Bools and integers count as float64.
-    axis : int, tuple of int or None
-        The axes of the sum; None is all of them.
-    where : bool array, optional
-        Broadcasts to the shape of `x`. Elements at False take no part, whatever they hold, and give 0.
-    out : array, optional
-        Receives the result; of the result's shape and dtype. It may be `x` itself.
-    num_threads : int, optional
-        Checked, and of no effect here.
-
-    Returns
-    -------
-    array of the shape and float dtype of `x`
-        Where `where` is False all along the axis: 0. A row that holds NaN or +inf, or only -inf: NaN.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a wrong dtype or a wrong shape or value, naming the argument.
+    Parameters, results and errors are those of `attnc.softmax`.
 
     Examples
     --------
@@ -48,7 +30,9 @@ def softmax(x, axis=-1, *, where=None, out=None, num_threads=None) -> np.ndarray
         return _returned(a, result)
 
 
-def log_softmax(x, axis=-1, *, where=None, out=None, num_threads=None) -> np.ndarray:
+def log_softmax(
+        x: ArrayLike, axis: Axes = -1, *, where: ArrayLike | None = None, out: Array | None = None,
+        num_threads: int | None = None) -> np.ndarray:
     """``log(softmax(x))`` along `axis` without loss of small values: the definition of `attnc.log_softmax`.
 
     Parameters, dtypes and errors are those of `softmax`; elements at False in `where` give -inf.
@@ -91,7 +75,8 @@ class SoftmaxOfScores(NamedTuple):
     sink_logs: np.ndarray | None      # of the share of the sink, (..., q_heads, q_len)
 
 
-def softmax_of_scores(scores: np.ndarray, unit, allowed: np.ndarray, sinks: np.ndarray | None) -> SoftmaxOfScores:
+def softmax_of_scores(
+        scores: np.ndarray, unit: np.floating, allowed: np.ndarray, sinks: np.ndarray | None) -> SoftmaxOfScores:
     """The softmax of ``scores * unit``: weights are 0 where not allowed, but all NaN in a row that saw a NaN.
 
     Both the unit and the largest score come off before anything large is added.

@@ -5,35 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from .._checks import states_args
+from .._types import Array, Layout, State
 
 
-def merge_states(states, *, layout="bhnd") -> tuple[np.ndarray, np.ndarray]:
+def merge_states(states: list[State] | tuple[State, ...], *, layout: Layout = "bhnd") -> tuple[Array, Array]:
     """Output and lse of attention over all keys from those of its parts: the definition of `attnc.merge_states`.
 
-    Parameters
-    ----------
-    states : sequence of (output, lse)
-        Outputs (..., length, dim) of one shape with their lse (..., length), each over keys of its own.
-    layout : {"bhnd", "bnhd"}
-        Order of the last axes of the outputs: heads before length or after it.
-
-    Returns
-    -------
-    tuple (output, lse)
-        In float64 if an array is float64, else in float32.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a wrong dtype or shape, naming the state.
+    Parameters, results and errors are those of `attnc.merge_states`.
 
     Examples
     --------
     >>> merge_states([([[1.]], [0.]), ([[5.]], [np.log(3.)])])
     (array([[4.]]), array([1.38629436]))
     """
-    outputs, lses, acc = states_args(states, layout)
-    outputs, lses = np.stack(outputs).astype(acc), np.stack(lses).astype(acc)
+    parts, lse_parts, acc = states_args(states, layout)
+    outputs, lses = np.stack(parts).astype(acc), np.stack(lse_parts).astype(acc)
     with np.errstate(all="ignore"):
         largest = lses.max(0)
         shift = np.where(largest == -np.inf, 0, largest)

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Unpack, overload
+
 import numpy as np
 
 from .._checks import varlen_args
+from .._types import Array, ArrayLike, Lse, VarlenOptions, Window
 from ..results import AttentionResult
 from ._attention import attention
 
 
-def attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, *, causal=False, window=None, scale=None,
-                     softcap=None, alibi_slopes=None, sinks=None, want=(), out=None, num_threads=None,
-                     ) -> np.ndarray | AttentionResult:
+@overload
+def attention_varlen(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
+        want: tuple[()] = ..., out: Array | None = ..., **options: Unpack[VarlenOptions]) -> Array: ...
+
+
+@overload
+def attention_varlen(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
+        want: Lse, out: Array | None = ..., **options: Unpack[VarlenOptions]) -> AttentionResult: ...
+
+
+def attention_varlen(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
+        causal: bool = False, window: Window | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, want: Lse | tuple[()] = (),
+        out: Array | None = None, num_threads: int | None = None) -> np.ndarray | AttentionResult:
     """`attention` of each sequence of packed tokens: the definition of `attnc.attention_varlen`.
 
-    Parameters
-    ----------
-    query : array (q_tokens, q_heads, head_dim)
-    key, value : array (kv_tokens, kv_heads, head_dim) and (kv_tokens, kv_heads, value_dim)
-    cu_seqlens_q, cu_seqlens_k : int array (sequences + 1,)
-        Running sum of the lengths: 0, then the end of each sequence, the last one the number of tokens.
-    causal, window, scale, softcap, sinks
-        As in `attention`. In each sequence the last row stands at the last key.
-    alibi_slopes : float array (q_heads,) or (sequences, q_heads), optional
-    want : name or tuple of names
-        ``"lse"`` (q_heads, q_tokens) or nothing.
-    out : array (q_tokens, q_heads, value_dim), optional
-        Receives the output: exact shape and dtype, no memory shared with an input.
-    num_threads : int, optional
-        Checked, and of no effect here.
-
-    Returns
-    -------
-    array (q_tokens, q_heads, value_dim), or AttentionResult
-        As in `attention`: a row that sees no key has output 0 and lse -inf or its sink.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a wrong dtype or a wrong shape or value, naming the argument.
+    Parameters, results and errors are those of `attnc.attention_varlen`.
 
     Examples
     --------
@@ -49,14 +42,14 @@ def attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, *, causal=Fa
     v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, causal=causal, window=window, scale=scale,
                     softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, want=want, out=out,
                     num_threads=num_threads)
-    a = v.args
+    a, values = v.args, np.asarray(v.args.value)
     output = np.empty(a.out_shape, a.dtype) if out is None else out
     lse = np.empty(a.lse_shape, a.acc)
     for i in range(len(v.q_lengths)):
         rows = slice(v.q_starts[i], v.q_starts[i] + v.q_lengths[i])
         keys = slice(v.k_starts[i], v.k_starts[i] + v.kv_lengths[i])
         slopes = a.alibi_slopes if a.alibi_slopes is None or a.alibi_slopes.ndim == 1 else a.alibi_slopes[i]
-        found = attention(a.query[:, rows], a.key[:, keys], a.value[:, keys], causal=a.causal, window=a.window,
+        found = attention(a.query[:, rows], a.key[:, keys], values[:, keys], causal=a.causal, window=a.window,
                           scale=a.scale, softcap=a.softcap, alibi_slopes=slopes, sinks=a.sinks, want="lse")
         output[rows], lse[:, rows] = found.output.swapaxes(0, 1), found.lse
     return AttentionResult(output, lse=lse) if a.want else output

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from .. import masks
-from .._checks import attention_args, check_lse, options_of
+from .._checks import Args, attention_args, check_lse, integer, options_of
 from .._checks import weights as checks
 from .._checks.index import check_index
+from .._types import (
+    Array,
+    ArrayLike,
+    DTypeLike,
+    Folded,
+    HeadsReduced,
+    Index,
+    Integers,
+    Layout,
+    Progress,
+    Reduced,
+    Rows,
+    Shape,
+    Window,
+)
 from ..results import SparseWeights, TopKeys, WeightsSummary
 from ._aggregates import bin_labels, kept, one_head, over_heads, row_counts, tiles
 from ._chain import run, weights_under
@@ -31,37 +48,42 @@ class AttentionWeights:
     (array([[0.5, 0.5]]), array([0.5, 0.5]))
     """
 
-    def __init__(self, query, key, *, mask=None, key_mask=None, bias=None, causal=False, window=None, q_offset=None,
-                 scale=None, softcap=None, alibi_slopes=None, sinks=None, q_segments=None, k_segments=None,
-                 q_lengths=None, kv_lengths=None, layout="bhnd", lse=None, num_threads=None):
+    def __init__(
+            self, query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
+            bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+            q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+            kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
+            num_threads: int | None = None) -> None:
         self._a = a = attention_args(query, key, None, *options_of(locals()), num_threads=num_threads)
         self._given = None if lse is None else check_lse(lse, a)
 
     @classmethod
-    def of(cls, a):
+    def of(cls, a: Args) -> AttentionWeights:
         """The weights of checked arguments."""
         weights = object.__new__(cls)
         weights._a, weights._given = a, None
         return weights
 
     @property
-    def shape(self):
+    def shape(self) -> Shape:
         return self._a.weights_shape
 
     @property
-    def ndim(self):
+    def ndim(self) -> int:
         return len(self.shape)
 
     @property
-    def dtype(self):
+    def dtype(self) -> np.dtype[Any]:
         return self._a.acc
 
     @property
-    def lse(self):
+    def lse(self) -> Array:
         with np.errstate(all="ignore"):
             return run(self._a)["lse"] if self._given is None else self._given
 
-    def dense(self, *, dtype=None, out=None, progress=None):
+    def dense(self, *, dtype: DTypeLike | None = None, out: Array | None = None, progress: Progress = None) -> Array:
         checks.check_progress(progress)
         with np.errstate(all="ignore"):
             dense = run(self._a)["weights"] if self._given is None else weights_under(self._given, self._a)
@@ -70,16 +92,16 @@ class AttentionWeights:
             checks.check_dense_out(out, dtype, self._a)[...] = dense
             return out
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
             raise ValueError("the weights are computed: an array of them is always new; wanted copy=None or True")
         return self.dense() if dtype is None else self.dense().astype(dtype)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         check_index(index, self.shape)
         return self.dense()[index]
 
-    def head(self, *index):
+    def head(self, *index: int) -> AttentionWeights:
         places = checks.check_head(index, self.shape)
         one = self.of(one_head(self._a, places) if places else self._a)
         one._given = None if self._given is None else self._given[places]
@@ -87,30 +109,30 @@ class AttentionWeights:
 
     # Rows
 
-    def _scores(self):
+    def _scores(self) -> tuple[np.ndarray, np.floating]:
         """Scores and their unit (`stored_scores`)."""
         with np.errstate(all="ignore"):
             scores, unit = stored_scores(self._a, masks.allowed(self._a))
         return scores.reshape(self.shape), unit
 
-    def _seen(self):
+    def _seen(self) -> np.ndarray:
         """Which keys count for which row."""
-        seen = self._scores()[0] != -np.inf
+        seen: np.ndarray = self._scores()[0] != -np.inf
         return seen if self._given is None else seen & (self._given != -np.inf)[..., None]
 
-    def _visible(self):
+    def _visible(self) -> np.ndarray:
         """Weights where the row sees the key, else 0: those of a NaN row are NaN only there."""
         return np.where(self._seen(), self.dense(), 0)
 
-    def _rows(self):
+    def _rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Which rows are empty, and which are NaN."""
         dense = self.dense()
-        empty = ~self._seen().any(-1)
+        empty = np.asarray(~self._seen().any(-1))
         if self._given is not None:
-            empty |= self._given == np.inf
+            empty = empty | (self._given == np.inf)
         return empty, np.isnan(dense).any(-1) & ~empty
 
-    def topk(self, k, *, progress=None):
+    def topk(self, k: int, *, progress: Progress = None) -> TopKeys:
         k = checks.check_k(k)
         checks.check_progress(progress)
         empty, nan = self._rows()
@@ -124,7 +146,7 @@ class AttentionWeights:
         weights[nan] = np.nan
         return TopKeys(weights, np.pad(np.where(found, order, -1), spare, constant_values=-1))
 
-    def entropy(self, *, progress=None):
+    def entropy(self, *, progress: Progress = None) -> Array:
         checks.check_progress(progress)
         empty, _ = self._rows()
         a, weights = self._a, self._visible()
@@ -140,43 +162,46 @@ class AttentionWeights:
                 entropy = entropy - np.where(share == 0, 0, share * sink_logs).reshape(entropy.shape)
         return np.where(empty, 0, np.maximum(entropy, 0)).astype(self.dtype)
 
-    def effective_keys(self, *, progress=None):
+    def effective_keys(self, *, progress: Progress = None) -> Array:
         return np.exp(self.entropy(progress=progress))
 
-    def max(self, *, progress=None):
+    def max(self, *, progress: Progress = None) -> Array:
         return self.topk(1, progress=progress).weights[..., 0]
 
-    def argmax(self, *, progress=None):
+    def argmax(self, *, progress: Progress = None) -> Integers:
         return self.topk(1, progress=progress).indices[..., 0]
 
-    def mean_position(self, *, progress=None):
+    def mean_position(self, *, progress: Progress = None) -> Array:
         checks.check_progress(progress)
         empty, _ = self._rows()
         places = np.arange(self.shape[-1], dtype=self.dtype)
         return np.where(empty, -1, (self._visible() * places).sum(-1)).astype(self.dtype)
 
-    def mean_distance(self, *, progress=None):
+    def mean_distance(self, *, progress: Progress = None) -> Array:
         checks.check_progress(progress)
         distance = np.abs(np.arange(self.shape[-1]) - masks.positions(self._a)).astype(self.dtype)
         distance = distance.reshape(distance.shape[-2:]) if self._a.two_d else distance
-        return (self._visible() * distance).sum(-1).astype(self.dtype)
+        return np.asarray((self._visible() * distance).sum(-1), self.dtype)
 
-    def lost_mass(self, keep, *, progress=None):
+    def lost_mass(self, keep: ArrayLike, *, progress: Progress = None) -> Array:
         checks.check_progress(progress)
         keep = checks.check_keep(keep, self._a)
-        return np.where(keep, 0, self._visible()).sum(-1).astype(self.dtype)
+        return np.asarray(np.where(keep, 0, self._visible()).sum(-1), self.dtype)
 
     # Keys
 
-    def _counts(self, rows, row_weights):
+    def _counts(self, rows: Rows, row_weights: ArrayLike | None) -> np.ndarray:
         checks.check_rows(rows, self._a)
         weights = checks.check_row_weights(row_weights, self._a)
         counts = np.ones(1, self.dtype) if rows is None else row_counts(rows, self.shape[-2]).astype(self.dtype)
         return counts if weights is None else counts * weights.astype(self.dtype)
 
-    def key_mass(self, *, rows=None, row_weights=None, heads=None, normalize=False, out=None, progress=None):
+    def key_mass(
+            self, *, rows: Rows = None, row_weights: ArrayLike | None = None, heads: HeadsReduced | None = None,
+            normalize: bool = False, out: Array | None = None, progress: Progress = None) -> Array:
         checks.check_progress(progress)
-        heads, counts = checks.check_heads(heads), self._counts(rows, row_weights)[..., None]
+        checks.check_heads(heads)
+        counts = self._counts(rows, row_weights)[..., None]
         with np.errstate(all="ignore"):
             mass = np.where(counts == 0, 0, self._visible() * counts).sum(-2)
             if normalize:
@@ -189,34 +214,38 @@ class AttentionWeights:
         out += mass
         return out
 
-    def key_max(self, *, rows=None, progress=None):
+    def key_max(self, *, rows: Rows = None, progress: Progress = None) -> Array:
         checks.check_progress(progress)
         counts = self._counts(rows, None)[..., None]
-        return np.where(counts == 0, 0, self._visible()).max(-2, initial=0).astype(self.dtype)
+        return np.asarray(np.where(counts == 0, 0, self._visible()).max(-2, initial=0), self.dtype)
 
-    def key_hits(self, threshold, *, rows=None, progress=None):
+    def key_hits(self, threshold: float, *, rows: Rows = None, progress: Progress = None) -> Integers:
         checks.check_progress(progress)
         threshold, counts = checks.check_threshold(threshold, self.dtype), self._counts(rows, None)[..., None]
         above = self._seen() & (self._visible() > self.dtype.type(threshold)) & (counts != 0)
-        return above.sum(-2, dtype=np.int64)
+        return np.asarray(above.sum(-2), np.int64)
 
     # Pictures
 
-    def map(self, bins, *, reduce="mean", progress=None):
+    def map(self, bins: tuple[int, int], *, reduce: Reduced = "mean", progress: Progress = None) -> Array:
         checks.check_reduce(reduce)
         row_bins, col_bins = checks.check_bins(bins, self._a)
         q_len, kv_len = self.shape[-2:]
         rows, keys = bin_labels(row_bins, q_len), bin_labels(col_bins, kv_len)
         return self._pooled(rows, keys, row_bins, col_bins, reduce, progress)
 
-    def pool(self, query_labels, key_labels, *, reduce="mean", progress=None):
+    def pool(
+            self, query_labels: ArrayLike, key_labels: ArrayLike, *, reduce: Reduced = "mean",
+            progress: Progress = None) -> Array:
         rows = checks.check_labels("query_labels", query_labels, self.shape[-2])
         keys = checks.check_labels("key_labels", key_labels, self.shape[-1])
         return self._pooled(rows, keys, rows.max(initial=-1) + 1, keys.max(initial=-1) + 1, reduce, progress)
 
-    def _pooled(self, rows, keys, row_bins, col_bins, reduce, progress):
+    def _pooled(
+            self, rows: np.ndarray, keys: np.ndarray, row_bins: int, col_bins: int, reduce: Reduced,
+            progress: Progress) -> Array:
         checks.check_progress(progress)
-        gather = np.maximum if checks.check_reduce(reduce) == "max" else np.add
+        gather: Any = np.maximum if checks.check_reduce(reduce) == "max" else np.add
         weights = self._visible()[..., rows >= 0, :][..., keys >= 0]
         rows, keys = rows[rows >= 0], keys[keys >= 0]
         found = np.zeros((*self.shape[:-2], row_bins, col_bins), self.dtype)
@@ -225,7 +254,7 @@ class AttentionWeights:
             found /= np.maximum(np.bincount(rows, minlength=row_bins), 1).astype(self.dtype)[:, None]
         return found
 
-    def head_mean(self, *, out=None, progress=None):
+    def head_mean(self, *, out: Array | None = None, progress: Progress = None) -> Array:
         checks.check_progress(progress)
         mean = self.dense() if self._a.two_d else self.dense().mean(-3) if self._a.q_heads else self.dense().sum(-3)
         if out is None:
@@ -236,14 +265,14 @@ class AttentionWeights:
     # Products
 
     @property
-    def T(self):
+    def T(self) -> Transposed:
         return Transposed(self)
 
-    def __matmul__(self, x):
+    def __matmul__(self, x: ArrayLike) -> Array:
         x = checks.check_operand(x, self._a, self.shape[-1], False)
         return _products(self._visible(), x)
 
-    def linear_operator(self):
+    def linear_operator(self) -> Any:
         from scipy.sparse.linalg import aslinearoperator
 
         checks.check_one_head(self.shape)
@@ -251,7 +280,9 @@ class AttentionWeights:
 
     # In parts
 
-    def sparse(self, *, threshold=None, top_p=None, progress=None):
+    def sparse(
+            self, *, threshold: float | None = None, top_p: float | None = None,
+            progress: Progress = None) -> SparseWeights:
         checks.check_progress(progress)
         threshold, top_p = checks.check_sparse(threshold, top_p, self.dtype)
         weights = self._visible()
@@ -261,14 +292,17 @@ class AttentionWeights:
         dropped = np.where(keep, 0, weights).sum(-1).astype(self.dtype)
         return SparseWeights(indptr, np.nonzero(rows)[1], weights[keep], dropped, self.shape)
 
-    def blocks(self, rows=256):
-        rows = checks.integer("rows", rows, 1, 2**62)
+    def blocks(self, rows: int = 256) -> Iterator[tuple[slice, Array]]:
+        rows = integer("rows", rows, 1, 2**62)
         dense = self.dense()
         for start in range(0, self.shape[-2], rows):
             part = slice(start, min(start + rows, self.shape[-2]))
             yield part, dense[..., part, :]
 
-    def reduce(self, function, initial=None, *, rows=256, keys=4096, progress=None):
+    def reduce(
+            self, function: Callable[[Folded, Array, Index], Folded], initial: Folded = None,  # type: ignore[assignment]
+            *, rows: int = 256, keys: int = 4096,
+            progress: Progress = None) -> Folded:
         checks.check_progress(progress)
         rows, keys = checks.check_tile(rows, keys)
         dense, state = self.dense(), initial
@@ -276,13 +310,16 @@ class AttentionWeights:
             state = function(state, dense[index], index)
         return state
 
-    def summary(self, *, topk=None, entropy=False, effective_keys=False, max=False, argmax=False, mean_position=False,
-                mean_distance=False, key_mass=False, key_max=False, map=None, lse=False, progress=None):
+    def summary(
+            self, *, topk: int | None = None, entropy: bool = False, effective_keys: bool = False, max: bool = False,
+            argmax: bool = False, mean_position: bool = False, mean_distance: bool = False, key_mass: bool = False,
+            key_max: bool = False, map: tuple[int, int] | None = None, lse: bool = False,
+            progress: Progress = None) -> WeightsSummary:
         checks.check_progress(progress)
         asked = dict(
             entropy=entropy, effective_keys=effective_keys, max=max, argmax=argmax, mean_position=mean_position,
             mean_distance=mean_distance, key_mass=key_mass, key_max=key_max)
-        found = {} if topk is None else {"topk": self.topk(topk)}
+        found: dict[str, Any] = {} if topk is None else {"topk": self.topk(topk)}
         found.update({name: getattr(self, name)() for name, wanted in asked.items() if wanted})
         if map is not None:
             found["map"] = self.map(map)
@@ -290,29 +327,29 @@ class AttentionWeights:
             found["lse"] = self.lse
         return WeightsSummary(**found)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name})"
 
 
 class Transposed:
     """The transpose of weights, for ``W.T @ X``."""
 
-    def __init__(self, weights):
+    def __init__(self, weights: AttentionWeights) -> None:
         self.T = weights
 
     @property
-    def shape(self):
+    def shape(self) -> Shape:
         return *self.T.shape[:-2], self.T.shape[-1], self.T.shape[-2]
 
-    def __matmul__(self, x):
+    def __matmul__(self, x: ArrayLike) -> Array:
         x = checks.check_operand(x, self.T._a, self.shape[-1], True)
         return _products(self.T._visible().swapaxes(-1, -2), x).astype(self.T.dtype)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.T.dtype.name})"
 
 
-def _products(weights, x):
+def _products(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
     """``weights @ x``, where a weight of 0 adds nothing, whatever stands in `x`."""
     if x.ndim == 1:
         return _products(weights, x[:, None])[..., 0]
@@ -325,7 +362,9 @@ def _products(weights, x):
     return total
 
 
-def rollout(layers, start, *, residual=0.5, progress=None):
+def rollout(
+        layers: Sequence[AttentionWeights] | AttentionWeights, start: ArrayLike, *, residual: float = 0.5,
+        progress: Progress = None) -> Array:
     """What of `start` came from where, through all layers: the definition of `attnc.rollout`.
 
     Parameters, result and errors are those of `attnc.rollout`.

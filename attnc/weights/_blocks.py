@@ -16,7 +16,7 @@ from . import _places
 from ._held import Held
 
 if TYPE_CHECKING:
-    from .._types import Array, Index, Progress, T
+    from .._types import Array, Folded, Index, Progress
 
 
 class Blocks(Held):
@@ -64,8 +64,8 @@ class Blocks(Held):
             yield some, self[..., some, :]
 
     def reduce(
-            self, function: Callable[[T, Array, Index], T], initial: T = None,  # type: ignore[assignment]
-            *, rows: int = 256, keys: int = 4096, progress: Progress = None) -> T:
+            self, function: Callable[[Folded, Array, Index], Folded], initial: Folded = None,  # type: ignore[assignment]
+            *, rows: int = 256, keys: int = 4096, progress: Progress = None) -> Folded:
         """Fold a function over tiles of the weights: ``state = function(state, tile, index)``.
 
         Parameters

@@ -1,6 +1,7 @@
 """What the annotations say of results and arguments, against what runs."""
 
 import collections.abc
+import operator
 import re
 import sys
 import types
@@ -99,9 +100,13 @@ CALLS = {      # what makes the object of a method, and what to call it with
 
 
 def hints(function):
-    """Its annotations, which are strings, with names that only type checkers import."""
+    """Its annotations, which are strings, with names that only type checkers import; each option of an Unpack apart."""
     names = vars(attnc) | vars(_types) | vars(collections.abc) | {"NDArray": np.typing.NDArray}
-    return typing.get_type_hints(function, vars(sys.modules[function.__module__]), names)
+    found = typing.get_type_hints(function, vars(sys.modules[function.__module__]), names)
+    unpacked = [name for name, hint in found.items() if typing.get_origin(hint) is typing.Unpack]
+    for name in unpacked:
+        found |= typing.get_type_hints(typing.get_args(found.pop(name))[0])
+    return found
 
 
 def object_of(name):
@@ -153,6 +158,18 @@ def test_results(name):
     assert conforms(result, returned[0]), (result, returned[0])
     for want in literals(said[-1]).get("want", ()) if len(said) > 1 else ():
         assert conforms(call(name, want=want), returned[1]) and not conforms(call(name, want=want), returned[0])
+
+
+@pytest.mark.parametrize("function", [
+    operator.attrgetter(name)(module) for module in (attnc, attnc.reference)
+    for name in ("attention", "attention_varlen", "KVCache.attend")],
+    ids=lambda function: f"{function.__module__}.{function.__qualname__}")
+def test_overloads_take_the_options_of_the_function(function):
+    own = hints(function)
+    assert len(typing.get_overloads(function)) == 2
+    for one in typing.get_overloads(function):
+        assert hints(one).keys() == own.keys()
+        assert {name: hint for name, hint in hints(one).items() if hint != own[name]}.keys() <= {"want", "return"}
 
 
 def literals(function):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask
 import dask.array as da
@@ -12,11 +12,9 @@ import attnc
 
 from ..._checks import OPTIONS, options_of
 from ..._checks.scalars import check_want
+from ..._types import ArrayLike, Layout, Lse, Window
 from ...results import AttentionResult
 from ._grid import Grid
-
-if TYPE_CHECKING:
-    from ..._types import ArrayLike, Layout, Lse, Window
 
 FAN_IN = 4      # partial results that one task merges
 

@@ -6,6 +6,7 @@ of keys that no row of a block of queries may see by causal, window or lengths i
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,6 @@ import numpy as np
 from ..._checks import attention_args
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ..._checks import Args
 
 # The axes that the last axes of an option stand for; what comes before them are batch axes.

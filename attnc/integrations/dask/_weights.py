@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -16,8 +17,6 @@ from ._attention import assembled, states
 from ._grid import Grid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from ._grid import Block
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +15,6 @@ from transformers import PreTrainedModel
 from ... import AttentionWeights
 from ..torch import as_array
 from ._choice import NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 STATISTICS = ("topk", "key_mass", "entropy", "map", "effective_keys", "max", "argmax", "mean_position",
               "mean_distance", "key_max", "lse")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import masking_utils
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # What transformers builds its masks of, by the code of the functions; the arguments here are of no effect.
 _CAUSAL = masking_utils.causal_mask_function.__code__
