@@ -1,14 +1,14 @@
-# Stand-alone softmax: rows, or groups of columns (softmax/softmax_columns.h), over threads, several a task.
+# Stand-alone softmax over threads: a task has several rows, or several groups of columns (softmax/softmax_columns.h).
 
 cdef enum:
     ROW_TASK = 65536                   # elements of a task, about 10 microseconds of work
-    MIN_PARALLEL_ROWS = 65536        # elements below which a call stays on one thread, 14 microseconds alone
-    OWN_TASKS = 4                      # of a thread, up to which it has the same in each call: they may be in its cache
-    GROUP_BYTES = 1024 * 1024          # of the elements of a group of columns; at least
-    MIN_COLUMN_VECTORS = 4             # however long the rows: (8192, 4096) takes twice as long with two
-    STREAM_BYTES = 32 * 1024 * 1024    # of input and output, beyond which the output passes the caches by
-    # Contiguous bytes across that one thread takes alone, in cache: prefetches of strided writes take lines from the
-    # thread beside it. (1024, 128) along axis 0: 57 us by two, 35 by one; (1024, 512): 222, 162.
+    MIN_PARALLEL_ELEMENTS = 65536      # of a call that takes more than one thread: 14 microseconds on one
+    OWN_TASKS = 4                      # tasks a thread, up to which each call gives a thread the rows in its cache
+    GROUP_BYTES = 1024 * 1024          # buffer of a group of columns, unless it has the fewest vectors
+    MIN_COLUMN_VECTORS = 4             # however long the rows: (8192, 4096) along axis 0 takes twice as long with two
+    STREAM_BYTES = 32 * 1024 * 1024    # input and output of a call, above which output takes non-temporal stores
+    # Contiguous bytes of a slice for each thread, in cache: prefetches behind strided writes take lines from the other
+    # thread. Along axis 0 (1024, 128) takes 57 microseconds on two threads, 35 on one; (1024, 512) 222 and 162.
     OWN_BYTES = 2048
 
 
@@ -17,13 +17,13 @@ cdef Py_ssize_t size_of(RowOp* op) noexcept nogil:
 
 
 cdef Py_ssize_t lead_of(RowOp* op) noexcept nogil:
-    """Columns before the first that begins a cache line of out, if it does so in each row."""
+    """Columns before the first one whose output begins a cache line, if it does so in every line; else 0."""
     cdef Py_ssize_t past = <Py_ssize_t> op.out.data & 63
     return (64 - past) // size_of(op) if past and past % size_of(op) == 0 and op.out.col % 64 == 0 else 0
 
 
 cdef Py_ssize_t columns_of(RowOp* op) noexcept nogil:
-    """The length of the last batch axis, if elements are contiguous along it and not along the row; or 0."""
+    """The length of the last batch axis if elements are contiguous along it and not along the row, else 0."""
     cdef Py_ssize_t n = op.x.n_batch, size = size_of(op)
     if n == 0 or op.x.col == size and op.out.col == size:
         return 0
@@ -34,12 +34,12 @@ cdef Py_ssize_t columns_of(RowOp* op) noexcept nogil:
 
 
 cdef void divide_rows(RowCall* call, int threads) noexcept nogil:
-    """Rows or groups, those of a task, and the scratch of a thread."""
+    """Set the pieces (rows or groups of columns), the pieces of a task, and the scratch of a thread."""
     cdef RowOp* op = &call.op
     cdef Py_ssize_t real = FORMATS[op.type].real, lanes = FORMATS[op.type].lanes
     cdef Py_ssize_t kept = op.n if op.n * real <= ROW_KEPT else ROW_CHUNK // real, slices, groups
     if op.columns == 0:
-        # The same number of tasks for each thread.
+        # Every thread gets the same number of tasks.
         call.pieces = op.rows
         call.of_a_task = ceil_div(op.rows, round_up(ceil_div(op.rows, ix_max(1, ROW_TASK // op.n)), threads))
         call.scratch_bytes = (3 * TOGETHER + 1 if kept * real <= ROW_IN_TURN else 2) * round_up(kept, lanes) * real + 64
@@ -51,12 +51,12 @@ cdef void divide_rows(RowCall* call, int threads) noexcept nogil:
     while op.column_vectors > 1 and op.rows < threads * op.column_vectors * lanes:
         op.column_vectors //= 2
     op.lead = lead_of(op) if op.columns > op.column_vectors * lanes else 0
-    if op.lead > op.column_vectors * lanes:      # more than the scratch of a strip holds
+    if op.lead > op.column_vectors * lanes:      # more than the scratch of a group holds
         op.lead = 0
     slices = op.rows // op.columns
     groups = ceil_div(op.columns - op.lead, op.column_vectors * lanes) + (op.lead > 0)
     call.pieces = slices * groups
-    # A long call's tasks hold several groups: one is read while the one before is written. In cache: neighbours.
+    # A task has several groups, so that one is read while another is written; in cache they are neighbours.
     cdef Py_ssize_t in_cache = ix_max(1, ROW_TASK // (op.n * op.column_vectors * lanes))
     call.of_a_task = ix_max(ix_min(16, call.pieces // (4 * threads)), in_cache)
     if not op.stream:
@@ -66,7 +66,7 @@ cdef void divide_rows(RowCall* call, int threads) noexcept nogil:
 
 
 cdef int at_most(RowOp* op, int threads) noexcept nogil:
-    """The threads asked for (see enter_threads), or as many as have OWN_BYTES each."""
+    """The requested threads (see enter_threads()), at most as many as have OWN_BYTES each."""
     cdef Py_ssize_t max_threads
     if op.columns == 0 or op.stream:
         return threads
@@ -76,7 +76,7 @@ cdef int at_most(RowOp* op, int threads) noexcept nogil:
 
 cdef int start_rows(RowCall* call, int threads, bint explicit) except -1:
     cdef int taken
-    cdef bint shared = call.op.rows * call.op.n >= MIN_PARALLEL_ROWS
+    cdef bint shared = call.op.rows * call.op.n >= MIN_PARALLEL_ELEMENTS
     call.op.stream = (call.op.x.data != call.op.out.data
                       and call.op.rows * call.op.n > STREAM_BYTES // (2 * size_of(&call.op)))
     if call.op.rows * call.op.n == 0:

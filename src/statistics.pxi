@@ -1,25 +1,25 @@
-# Statistics of the weights. Those of rows are taken beside the softmax (attention/forward.h). Those of keys are sums
-# over rows whose norm is known: a task owns a range of keys of one kv head and walks the rows in order, so that nothing
-# is added between threads.
+# Statistics of the weights. Statistics of rows are computed beside the softmax (attention/forward.h). Statistics of
+# keys are sums over rows whose norm is known: a task owns a range of keys of one kv head and walks the rows in order,
+# so threads share no sums.
 
 cdef enum:
     MAX_KEY_BLOCK = 512
-    MIN_KEY_BLOCK = 128          # where keys are few, so that several threads have some
+    MIN_KEY_BLOCK = 128          # for short kv_len, so that several threads have a block
     KEY_BLOCK_BYTES = 256 * 1024
-    MAX_CHUNKS = 32               # of keys in a map: each keeps sums of its own for every bin of rows
-    WALK_ROWS = 192                # opened at a time
-    HEAP_BYTES = 512 * 1024        # of the largest scores of a task's rows
-    BIN_BYTES = 16 * 1024 * 1024   # of a round's parts of maps
+    MAX_CHUNKS = 32               # chunks of the keys of a map, each with its own sums for every bin of rows
+    WALK_ROWS = 192                # rows that a walk opens at a time
+    HEAP_BYTES = 512 * 1024        # heaps of the largest scores of a task's rows
+    BIN_BYTES = 16 * 1024 * 1024   # parts of maps of a round of kv heads
 
 
 cdef Py_ssize_t rows_of_heap(const Call* call) noexcept nogil:
-    """How many rows a task may have if it keeps the largest scores of each."""
+    """Rows of a task whose heaps of largest scores fit in HEAP_BYTES; whole register tiles."""
     cdef Py_ssize_t row = call.p.row_request.k * (call.format.real + 4)
     return ix_max(1, HEAP_BYTES // ix_max(row, 1) // GROUP_ROWS) * GROUP_ROWS
 
 
 cdef Py_ssize_t key_block(Py_ssize_t kv_len, Py_ssize_t row_bytes) noexcept nogil:
-    """Keys that are packed at once: the sums of a map are added in their order, so it follows from the sizes alone."""
+    """Keys of a packed block. It fixes the order of the sums of a map, so it follows from the sizes alone."""
     cdef Py_ssize_t block = MAX_KEY_BLOCK
     while block > MIN_KEY_BLOCK and (block * row_bytes > KEY_BLOCK_BYTES or block * 4 > kv_len):
         block //= 2
@@ -51,7 +51,7 @@ cdef void divide_keys(Call* call) noexcept nogil:
 
 
 cdef void compute_key_statistics(Call* call) noexcept nogil:
-    """All rounds of kv heads; a round holds as many as fit the memory for parts of maps."""
+    """Compute all rounds of kv heads; a round has as many heads as have parts of maps in BIN_BYTES."""
     cdef Params* p = &call.p
     cdef Py_ssize_t heads = p.batches * p.kv_heads
     call.bins = <double*> (call.scratch + p.scratch_bytes * p.n_threads)
@@ -73,7 +73,7 @@ cdef void maps_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
 
 
 def key_plan(int type, Py_ssize_t kv_len, Py_ssize_t head_dim):
-    """(keys of a block, blocks of a chunk) of a map: its bins of keys are listed by chunk."""
+    """Return (keys of a block, blocks of a chunk) of a map, whose bins of keys are listed by chunk."""
     cdef Py_ssize_t block = key_block(kv_len, head_dim * FORMATS[type].real)
     return block, ix_max(1, ceil_div(ceil_div(kv_len, block), MAX_CHUNKS))
 

@@ -1,4 +1,4 @@
-/* integers.h: integer helpers of cutting and counting, and the atomics that the threads of a call share. */
+/* integers.h: integer arithmetic of sizes and positions, and the atomics that the threads of a call share. */
 #ifndef ATTNC_INTEGERS_H
 #define ATTNC_INTEGERS_H
 
@@ -22,7 +22,7 @@ static inline ix ix_max(ix a, ix b) { return a > b ? a : b; }
 static inline ix ceil_div(ix a, ix b) { return (a + b - 1) / b; }
 static inline ix round_up(ix a, ix b) { return ceil_div(a, b) * b; }
 
-/* a + b that stops at the ends of the range: positions may be any int64. */
+/* a + b, saturated at the ends of the range: positions may be any int64. */
 static inline ix saturating_add(ix a, ix b) {
     ix sum;
     return __builtin_add_overflow(a, b, &sum) ? (b < 0 ? PTRDIFF_MIN : PTRDIFF_MAX) : sum;

@@ -19,8 +19,8 @@
 #include <unistd.h>
 #endif
 
-static volatile int forked = 0;          /* set in a child: GNU OpenMP would wait there for threads that do not exist */
-static _Atomic int working = 0;          /* threads of this module at work, for callers that share the processor */
+static volatile int forked = 0;          /* in a forked child GNU OpenMP would wait for threads that do not exist */
+static _Atomic int working = 0;          /* threads in use by calls of this module, which later calls leave to them */
 
 static void after_fork_in_child(void) { forked = 1; working = 0; }
 static int watch_forks(void) {
@@ -31,9 +31,9 @@ static int watch_forks(void) {
 #endif
 }
 
-/* `share` 64ths of the L2 cache, which is taken for 1 MB where it is unknown or larger: a task is to need no more. */
+/* `share` / 64 of the L2 cache, in bytes. An unknown or larger cache counts as 1 MB, a smaller one as 256 KB. */
 static ptrdiff_t share_of_l2(ptrdiff_t share) {
-    static _Atomic ptrdiff_t bytes = 0;               /* threads that race here write the same */
+    static _Atomic ptrdiff_t bytes = 0;               /* racing threads write the same number */
     if (!bytes) {
         long found = 0;
 #ifdef _SC_LEVEL2_CACHE_SIZE
@@ -52,7 +52,8 @@ static int openmp_version(void) {
 #endif
 }
 
-/* OpenMP's own answer (OMP_NUM_THREADS, threadpoolctl), at most the processors this thread may run on now. */
+/* OpenMP's default number of threads (OMP_NUM_THREADS, threadpoolctl), at most the processors of this thread's
+ * affinity. */
 static int default_threads(void) {
 #ifdef _OPENMP
     int threads = omp_get_max_threads(), processors = omp_get_num_procs();
@@ -67,13 +68,13 @@ static double seconds(void) {
 #ifdef _WIN32
     timespec_get(&now, TIME_UTC);
 #else
-    clock_gettime(CLOCK_MONOTONIC, &now);       /* a clock that is set back must not delay Ctrl-C */
+    clock_gettime(CLOCK_MONOTONIC, &now);       /* a wall clock that is set back would delay Ctrl-C */
 #endif
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Threads a call takes, counted until leave_threads: all it asked for, or by default what others left. A negative
- * number stands for OpenMP's own answer, at most so many. */
+/* Returns the threads of a call, and counts them as in use until leave_threads(). An explicit number is granted in
+ * full, a default one less the threads in use. Negative: OpenMP's default, at most -threads. */
 static int enter_threads(int threads, int explicit_number) {
     if (threads < 0) {
         int now = default_threads();
@@ -94,7 +95,7 @@ static void *pass_gate(void *gate) {
     return NULL;
 }
 
-/* Whether so many threads can exist at once, besides those that exist. */
+/* Whether the system can create this many more threads at once. */
 static int can_create(int threads) {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
     pthread_t *created = malloc((size_t)threads * sizeof *created);
@@ -110,9 +111,9 @@ static int can_create(int threads) {
 }
 #endif
 
-/* Threads that a parallel region may have: all, or 1 if the system refuses to create them, where OpenMP would end the
- * process. Each calling thread has a pool of its own in OpenMP, so each asks once for its largest region. The question
- * creates twice as many threads: those that have ended may still count when OpenMP creates its own. */
+/* Returns `threads` for a parallel region, or 1 if the system cannot create them: then OpenMP would end the process.
+ * OpenMP has a pool for each calling thread, so each calling thread tests its largest region once. The test creates
+ * twice as many threads, because ended threads may still count against a limit when OpenMP creates its own. */
 static int possible_threads(int threads) {
 #if defined(_OPENMP) && !defined(_WIN32)
     static _Thread_local int proven = 1;
@@ -120,14 +121,14 @@ static int possible_threads(int threads) {
     if (threads <= proven) return threads;
     if (seconds() < ask_again) return 1;
     if (can_create(2 * (threads - proven))) return proven = threads;
-    ask_again = seconds() + 1;                  /* a refusal costs as much as creating threads */
+    ask_again = seconds() + 1;                  /* a failed test takes as long as a successful one */
     return 1;
 #else
     return threads;
 #endif
 }
 
-/* Takes the GIL for signal handlers; a raised exception stays set in this thread's state. Returns whether one is. */
+/* Runs Python's signal handlers under the GIL. Returns whether one raised; its exception stays set in this thread. */
 static int run_signal_handlers(void) {
     PyGILState_STATE gil = PyGILState_Ensure();
     int raised = PyErr_CheckSignals() != 0;
@@ -135,7 +136,7 @@ static int run_signal_handlers(void) {
     return raised;
 }
 
-/* Progress as Python sees it: function(done, total). Returns whether it raised. */
+/* Calls function(done, total) under the GIL. Returns whether it raised. */
 static int report_progress(void *function, ptrdiff_t done, ptrdiff_t total) {
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *answer = PyObject_CallFunction((PyObject *)function, "nn", done, total);
@@ -146,7 +147,7 @@ static int report_progress(void *function, ptrdiff_t done, ptrdiff_t total) {
 
 static int raise_pending(void) { return PyErr_Occurred() ? -1 : 0; }
 
-/* Tests: after so many times memory is refused, once (small calls ask too); negative: never. */
+/* Test hook: allocations that succeed before one fails, those of small calls included; negative: none fails. */
 static int granted = -1;
 
 static void *aligned_memory(size_t bytes) {
@@ -166,7 +167,7 @@ static void free_aligned(void *memory) {
 #endif
 }
 
-/* `bytes` of scratch: in `local`, of `size` bytes, where that is enough. */
+/* Scratch of `bytes` bytes, aligned: in `local` if its `size` bytes are enough, else from the heap. */
 static char *scratch_memory(size_t bytes, char *local, size_t size) {
     return bytes + 64 <= size && granted < 0 ? local + (64 - (uintptr_t)local % 64) : (char *)aligned_memory(bytes);
 }

@@ -7,12 +7,12 @@
 #include "simd/simd.h"
 
 #ifdef __aarch64__
-enum { CHAINS = 20 };        /* independent sums: more than latency x units (4 x 4 on the largest Arm cores) */
+enum { CHAINS = 20 };        /* independent sums, at least latency x units: 4 x 4 on the largest Arm cores */
 #else
-enum { CHAINS = 12 };        /* 4 x 2, and 12 of the 16 registers of the base */
+enum { CHAINS = 12 };        /* 4 x 2 on x86; `base` has 16 registers */
 #endif
 
-/* n steps of CHAINS multiply-and-adds on whole vectors; the sum is returned so that nothing is left out */
+/* n steps of CHAINS multiply-and-adds of whole vectors; returns the sum, so that the compiler keeps them all */
 static double multiply_add_f32(long n, float x) {
     vf a[CHAINS], b = vf_set1(x), c = vf_set1(1 - x), sum = vf_set1(0);
     UNROLL for (int i = 0; i < CHAINS; i++) a[i] = vf_set1((float)i);
@@ -31,7 +31,7 @@ static double multiply_add_f64(long n, double x) {
 }
 
 #if BF16_DOT
-/* the same of pairs of bfloat16; x stands for both of a pair */
+/* The same with pairs of bfloat16, both of them x. */
 static double multiply_add_bf16(long n, float x) {
     uint16_t halves[2 * VF];
     vf a[CHAINS], sum = vf_set1(0);
@@ -55,7 +55,7 @@ static double read_bytes(const char *p, ptrdiff_t n) {
     return vf_sum((sum[0] + sum[1]) + (sum[2] + sum[3]) + ((sum[4] + sum[5]) + (sum[6] + sum[7])));
 }
 
-/* past the caches; what lies in front of the first whole vector of p is left out */
+/* Copies with non-temporal stores, from the first aligned vector of p on. */
 static void copy_bytes(char *p, const char *from, ptrdiff_t n) {
     for (ptrdiff_t i = -(uintptr_t)p & (VECTOR_BYTES - 1); i + VECTOR_BYTES <= n; i += VECTOR_BYTES)
         vf_stream((float *)(p + i), vf_loadu((const float *)(from + i)));

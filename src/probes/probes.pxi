@@ -10,7 +10,7 @@ cdef extern from "probes/probes.h" nogil:
     void copy_bytes(char* p, const char* source, Py_ssize_t n) noexcept
     void fill_bytes(char* p, Py_ssize_t n) noexcept
 
-cdef double sink = 0                # what probes compute ends here, so that it is computed
+cdef double sink = 0                # the sums of probes, so that the compiler keeps their loops
 
 
 cdef double run_probe(int type, long n, char* data, Py_ssize_t nbytes, int threads, bint write,
@@ -52,7 +52,7 @@ def fma_peak(str dtype, int num_threads, double duration=0.01):
     refuse_too_many(num_threads)
     if dtype not in ("float32", "float64", "bfloat16"):
         raise ValueError(f"fma_peak: dtype must be 'float32', 'float64' or 'bfloat16', got {dtype!r}")
-    with nogil:                     # the shorter of two runs: another process may have taken one
+    with nogil:                     # the shorter of two runs: another process may have delayed one
         took = min(run_probe(type, n, NULL, 0, 1, False, NULL), run_probe(type, n, NULL, 0, 1, False, NULL))
     n = <long> ix_max(n, <Py_ssize_t> (n * duration / took))
     with nogil:
@@ -105,7 +105,7 @@ cdef extern from "probes/hooks.h" nogil:
 
 
 def apply(str function, array):
-    """Test hook: exp2 (of what is not positive) or tanh of a contiguous float32 or float64 array, in place."""
+    """Test hook: exp2 (of numbers up to 0) or tanh of a contiguous float32 or float64 array, in place."""
     cdef Py_buffer view
     cdef fp_state state
     PyObject_GetBuffer(array, &view, PyBUF_WRITABLE)
@@ -141,7 +141,7 @@ def convert(source, target, int dtype, bint widen):
 
 
 def refuse_memory(int granted_before):
-    """Test hook: let so many allocations be and refuse the next one, once; -1: none. Whether one was still to come."""
+    """Test hook: let this many allocations succeed and fail the next one; -1: none. Returns whether one was due."""
     cdef bint waiting = granted >= 0
     global granted
     granted = granted_before

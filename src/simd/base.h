@@ -1,8 +1,8 @@
-/* base.h: the primitives of simd.h in plain compiler vectors: what each of them means, on any processor. */
+/* base.h: the primitives of simd.h in plain compiler vectors, for any processor: the definition of each. */
 
 #define TILE_VECTORS 2   /* 6 rows x 2 vectors: 12 of 16 registers hold sums */
 
-#define ROUND_F32 0x1.8p23f   /* added and taken away, it leaves the nearest integer of |x| < 2**22, ties to even */
+#define ROUND_F32 0x1.8p23f   /* (x + this) - this is the integer nearest to |x| < 2**22, ties to even */
 #define ROUND_F64 0x1.8p52
 
 INLINE vf vf_choose(vfi yes, vf a, vf b) { return (vf)(((vfi)a & yes) | ((vfi)b & ~yes)); }
@@ -82,7 +82,7 @@ INLINE vf vf_sums(const vf r[VF / TILE_VECTORS]) {
 INLINE vd vd_sums(const vd r[VD / TILE_VECTORS]) { return r[0]; }
 
 INLINE vf vf_load_i8(const int8_t *p) { return (vf){p[0], p[1], p[2], p[3]}; }
-/* By way of arrays: halves may begin at any address. */
+/* Copied through arrays, because p need not be aligned. */
 INLINE vf vf_load_f16(const uint16_t *p) {
     uint16_t h[VF];
     memcpy(h, p, sizeof h);

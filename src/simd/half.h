@@ -1,4 +1,4 @@
-/* half.h: float16 and bfloat16 as bits, one element at a time; the only place that knows their layout. */
+/* half.h: float16 and bfloat16 as bits, one element at a time: the only file that knows their layout. */
 #ifndef ATTNC_HALF_H
 #define ATTNC_HALF_H
 
@@ -8,13 +8,13 @@ static inline float bf16_widen(uint16_t h) {
     union { uint32_t u; float f; } x = {(uint32_t)h << 16};
     return x.f;
 }
-/* Float to bfloat16, ties to even; a NaN stays one although its payload is cut. */
+/* Float to bfloat16, ties to even; a NaN stays one, whatever bits its payload loses. */
 static inline uint16_t bf16_round(float f) {
     union { uint32_t u; float f; } x = {.f = f};
     uint32_t rounded = (x.u + 0x7FFF + ((x.u >> 16) & 1)) >> 16;
     return (uint16_t)((x.u & 0x7FFFFFFF) > 0x7F800000 ? (x.u >> 16) | 0x40 : rounded);
 }
-/* Half to float, one element: the exponent field moved by multiplying with 2**112, infinities and NaN put back. */
+/* Half to float: a multiplication by 2**112 rebiases the exponent; infinities and NaN are restored. */
 static inline float f16_widen(uint16_t h) {
     union { uint32_t u; float f; } x = {(uint32_t)(h & 0x7FFF) << 13};
     x.f *= 0x1p112f;
@@ -23,7 +23,7 @@ static inline float f16_widen(uint16_t h) {
     return x.f;
 }
 /* Double to float on the way to 16 bits: of the two floats around it the one with an odd last bit, so that the next
- * rounding sees on which side of a tie the double was (Boldo and Melquiond 2008). */
+ * rounding falls on the right side of a tie (Boldo and Melquiond 2008). */
 static inline float round_to_odd(double d) {
     union { uint32_t u; float f; } x = {.f = (float)d};
     double rounded = x.f;

@@ -7,7 +7,7 @@
 
 INLINE vf vf_fma(vf a, vf b, vf c) { return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 INLINE vd vd_fma(vd a, vd b, vd c) { return (vd)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b); }
-/* not fmax, which gives NaN where either is, nor fmaxnm, which gives the first operand where the second is */
+/* fmax would give NaN if either operand is NaN, fmaxnm the first operand if the second is NaN. */
 INLINE vf vf_max(vf a, vf b) {
     float32x4_t x = (float32x4_t)a, y = (float32x4_t)b;
     return (vf)vbslq_f32(vcgtq_f32(x, y), x, y);
@@ -56,7 +56,7 @@ INLINE vd vd_keep_bytes(vd v, const uint8_t *b, vd other) {
 INLINE unsigned vf_above(vf a, vf b) { return vaddvq_u32((uint32x4_t)((a > b) & (vfi){1, 2, 4, 8})); }
 INLINE unsigned vd_above(vd a, vd b) { return (unsigned)vaddvq_u64((uint64x2_t)((a > b) & (vdi){1, 2})); }
 
-/* not vaddvq: it adds neighbours first, where softmax/softmax_columns.h and all other sets add halves */
+/* vaddvq would add neighbours first; softmax/softmax_columns.h and all other sets add halves. */
 INLINE float vf_sum(vf v) { return vaddv_f32(vadd_f32(vget_low_f32((float32x4_t)v), vget_high_f32((float32x4_t)v))); }
 INLINE double vd_sum(vd v) { return vaddvq_f64((float64x2_t)v); }
 INLINE float vf_largest(vf v) { return vmaxvq_f32((float32x4_t)v); }

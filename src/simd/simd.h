@@ -1,15 +1,14 @@
 /* simd.h: vectors of float (vf) and double (vd) with the same names for every instruction set.
  *
- * The width follows the flags the module is compiled with; + - * / and comparisons are the compiler's own vector
- * operators, so a header of simd/ only holds what those cannot say:
+ * The width follows the compiler's flags. + - * / and comparisons are the compiler's own vector operators; the headers
+ * of simd/ hold the rest, and simd/base.h defines it in plain compiler vectors:
  *   round (to nearest even), scale2 (p * 2**n), max (the second operand where either is NaN), fma,
  *   keep_bits / keep_bytes (lanes chosen by an integer or by bool bytes), zero_below, unless_equal, transpose,
  *   above (the bits of lanes where one is larger),
- *   sum, largest (over the lanes; halving each time, so the order is fixed and short),
+ *   sum, largest (over the lanes; by halving, so the order is fixed and short),
  *   vf_load_f16 / vf_store_f16, vf_load_i8,
- *   fold and sums (of DOT_KEYS vectors into one, of LANES / DOT_KEYS such into one: lane i has the sum over the lanes
- *   of vector i).
- * simd/base.h is their meaning in plain compiler vectors. */
+ *   fold (DOT_KEYS vectors to one), then sums (LANES / DOT_KEYS of these to one): lane i is the sum over the lanes of
+ *   vector i. */
 #ifndef ATTNC_SIMD_H
 #define ATTNC_SIMD_H
 
@@ -33,7 +32,7 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
-#ifdef __clang__                /* it passes over GCC's pragma, and the sums of a tile would stay in memory */
+#ifdef __clang__                /* Clang ignores GCC's pragma, and would keep the sums of a tile in memory */
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
@@ -64,7 +63,7 @@ INLINE void vd_store(double *p, vd v) { *(vd *)p = v; }
 INLINE void vf_storeu(float *p, vf v) { *(vf_unaligned *)p = v; }
 INLINE void vd_storeu(double *p, vd v) { *(vd_unaligned *)p = v; }
 
-#if !defined(__AVX512F__)    /* there the compilers build them of halves */
+#if !defined(__AVX512F__)    /* compilers would split these into two halves, so avx512.h has its own */
 /* bf16_widen and bf16_round of half.h on lanes */
 INLINE vf vf_load_bf16(const uint16_t *p) {
     vh h;
@@ -88,15 +87,15 @@ INLINE void vf_store_bf16(uint16_t *p, vf v) {
 #include "simd/base.h"
 #endif
 
-/* To bfloat16 where subnormal results need not be told from 0: one instruction instead of eight */
+/* Rounds to bfloat16, and may round a subnormal number to 0: one instruction instead of eight. */
 #if BF16_DOT
 INLINE void vf_narrow_bf16(uint16_t *p, vf v) { vf_store_pairs(p, v); }
 #else
 INLINE void vf_narrow_bf16(uint16_t *p, vf v) { vf_store_bf16(p, v); }
 #endif
 
-/* Stores of whole aligned vectors past the caches, which do not read the line first; stream_end() orders them before
- * what follows. */
+/* Non-temporal stores of aligned vectors: they bypass the caches and do not read the line first. stream_end() orders
+ * them before later stores. */
 #if defined(__AVX512F__)
 INLINE void vf_stream(float *p, vf v) { _mm512_stream_ps(p, (__m512)v); }
 INLINE void vd_stream(double *p, vd v) { _mm512_stream_pd(p, (__m512d)v); }
@@ -122,7 +121,7 @@ INLINE void stream_end(void) {}
 #endif
 
 /* fp_enter() selects round-to-nearest, keeps subnormals and masks exceptions; fp_leave() restores the state, flags
- * included (pool threads may hold a stale one, and a caller may have set flush-to-zero). */
+ * included (pool threads may have a stale state, and a caller may have set flush-to-zero). */
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 typedef unsigned fp_state;

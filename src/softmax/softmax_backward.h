@@ -1,6 +1,6 @@
 /* softmax_backward.h (template over REAL; after softmax/softmax_rows.h): the gradient of the stand-alone softmax. */
 
-/* Rows of softmax: y * (g - sum(g * y)); of log-softmax: g - exp(y) * sum(g). An element left out does not count. */
+/* Gradient of softmax: y * (g - sum(g * y)); of log-softmax: g - exp(y) * sum(g). Excluded elements add nothing. */
 static void T(softmax_backward_task)(RowCall *call, int thread, ix from, ix to) {
     const RowOp *op = &call->op;
     const ix chunk = T(chunk_of)(op->n);

@@ -1,31 +1,32 @@
-/* softmax_call.h: what a stand-alone softmax means, its sizes, and the call in progress. */
+/* softmax_call.h: operands, options and sizes of a stand-alone softmax, and the call in progress. */
 #ifndef ATTNC_SOFTMAX_CALL_H
 #define ATTNC_SOFTMAX_CALL_H
 
 #include "call/call.h"
 
-/* Rows of n elements over all other axes. */
+/* Rows of n elements, over all other axes. */
 typedef struct {
     Array x, out, where;
     Array y;                     /* NULL, or the result whose gradient is x: out is the gradient of its input */
     Batch batch;
     ix rows, n;
-    ix columns;                  /* this many rows are contiguous across, while their elements lie apart; else 0 */
-    ix column_vectors;            /* vectors of such rows that are computed at a time */
-    ix lead;                     /* rows before the first whose output begins a cache line */
+    ix columns;                  /* length of the contiguous last axis if the softmax is along another one, else 0 */
+    ix column_vectors;           /* vectors of columns that are computed at a time */
+    ix lead;                     /* columns before the first whose output begins a cache line */
     int type, logarithm;
-    int stream;                  /* out is written past the caches: it is too large to stay there */
+    int stream;                  /* output larger than the caches: non-temporal stores */
 } RowOp;
 
 enum {
-    ROW_KEPT = 64 * 1024,        /* bytes of a row's powers that are kept until their sum is known */
-    ROW_CHUNK = 16 * 1024,       /* bytes of a part of a longer row: it is to stay in L1 */
-    ROW_SHORT = 1024,            /* bytes up to which rows are computed side by side, */
-    TOGETHER = 4,                /* this many */
-    ROW_IN_TURN = 8192,          /* bytes up to which a row is written while the next is summed; 4096: 1.2x, float64 */
-    ROW_GAP = 2112,              /* bytes between powers of both: loads wait for stores n * 4096 bytes off (512: 4 %) */
+    ROW_KEPT = 64 * 1024,        /* bytes of the longest row whose exponentials are kept until their sum is known */
+    ROW_CHUNK = 16 * 1024,       /* bytes of a chunk of a longer row, which stays in L1 */
+    ROW_SHORT = 1024,            /* bytes of the longest row that is computed together with others, */
+    TOGETHER = 4,                /* this many at a time */
+    ROW_IN_TURN = 8192,          /* bytes of the longest row written while the next is summed; 4096: 1.2x time (f64) */
+    ROW_GAP = 2112,              /* bytes between the exponentials of both (512: 4 % slower): a load waits for a store
+                                    a multiple of 4096 bytes away */
     MAX_COLUMN_VECTORS = 8,      /* vectors of columns at a time; 4 and 16 are 20 % slower */
-    CHUNKS_A_POLL = 64           /* of a long row: about 100 microseconds */
+    CHUNKS_A_POLL = 64           /* chunks of a long row between polls: about 100 microseconds */
 };
 
 typedef struct {

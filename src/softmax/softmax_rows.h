@@ -1,19 +1,20 @@
 /* softmax_rows.h (template over REAL; after gemm/rows.h): stand-alone softmax and log-softmax of rows.
  *
- * A row that fits the buffer is read from memory once; a longer one twice: maximum and sum by chunks, then the result.
- * The order of a sum, here and in columns.h: vectors of LANES neighbours, SUMMED elements to a part, its lanes
- * by halving, parts in double; the last vector are the last LANES elements, of which those counted before add 0. */
+ * A row of up to ROW_KEPT bytes is read from memory once, a longer one twice: for maximum and sum by chunks, then for
+ * the result. Order of a sum, here and in softmax_columns.h: vectors of LANES neighbours are added to the sum of a part
+ * of SUMMED elements, the lanes of a part by halving, the parts in double. The last vector is the last LANES elements;
+ * those that the vector before it has too add 0. */
 
 #define SUMMED (16 * LANES)
 
-/* sum + low += x, where low keeps what the additions to sum lose (Neumaier 1974): double sums of doubles need it */
+/* sum + low += x, where low is the rounding error of sum (Neumaier 1974), which double sums of doubles need. */
 INLINE void T(add_exactly)(double *sum, double *low, double x) {
     double total = *sum + x;
     if (REAL_BITS == 64) *low += *sum >= x ? (*sum - total) + x : (x - total) + *sum;
     *sum = total;
 }
 
-/* Elements that are worked on at a time: all, or a chunk of them. */
+/* Elements that are loaded at a time: the row, or a chunk of it. */
 INLINE ix T(chunk_of)(ix n) { return n <= ROW_KEPT / (ix)sizeof(REAL) ? n : ROW_CHUNK / (ix)sizeof(REAL); }
 
 /* LANES elements from element i on, and back; `dtype` is a constant where these are inlined. */
@@ -36,7 +37,7 @@ INLINE void T(put)(char *x, int dtype, ix i, VEC v) {
     V(storeu)((REAL *)x + i, v);
 }
 
-/* put() past the caches where `past` is set; x + i is then a border of so many bytes. */
+/* put(), or with `past` a non-temporal store, for which x + i must be aligned to the vector. */
 INLINE void T(put_past)(const int past, char *x, int dtype, ix i, VEC v) {
     if (!past) {
         T(put)(x, dtype, i, v);
@@ -55,7 +56,7 @@ INLINE void T(put_past)(const int past, char *x, int dtype, ix i, VEC v) {
     V(stream)((REAL *)x + i, v);
 }
 
-/* Call f with the dtype as a constant, so that its loop is compiled for each. */
+/* Call f with the dtype as a constant, so that its loop is compiled for each dtype. */
 #if REAL_BITS == 32
 #define WITH_DTYPE(dtype, f, ...) \
     (dtype == F16 ? f(F16, __VA_ARGS__) : dtype == BF16 ? f(BF16, __VA_ARGS__) : f(F32, __VA_ARGS__))
@@ -63,12 +64,13 @@ INLINE void T(put_past)(const int past, char *x, int dtype, ix i, VEC v) {
 #define WITH_DTYPE(dtype, f, ...) ((void)(dtype), f(F64, __VA_ARGS__))
 #endif
 
-INLINE VEC T(power)(VEC x, VEC shift) { return V(exp2)((x - shift) * V(set1)((REAL)0x1.71547652b82fep+0)); }
+INLINE VEC T(shifted_exp)(VEC x, VEC shift) { return V(exp2)((x - shift) * V(set1)((REAL)0x1.71547652b82fep+0)); }
 
-/* What is subtracted: nothing while all is -inf, so that 0 - 0 keeps a later chunk right; such a row ends as 0 / 0. */
+/* The number subtracted from the elements: the maximum, or 0 while all are -inf, so that no -inf is subtracted from
+ * -inf. A row that ends so is 0 / 0. */
 INLINE REAL T(shift_of)(REAL top) { return top == -INFINITY ? 0 : top; }
 
-/* A part with a higher maximum came: what was summed so far shrinks. */
+/* Raise the maximum to that of a new part, and rescale the sum. */
 INLINE void T(raise_top)(REAL *top, REAL peak, double *sum, double *low) {
     if (!(peak > *top)) return;
     if (*sum != 0) {
@@ -90,25 +92,25 @@ INLINE REAL T(peak_of)(int dtype, const char *x, ix n) {
     }
     for (; i + LANES <= n; i += LANES) a = V(max)(T(get)(x, dtype, i), a);
     a = V(max)(V(max)(a, b), V(max)(c, d));
-    return V(largest)(V(max)(a, V(set1)(-INFINITY)));      /* a NaN is not a maximum: its power makes the sum NaN */
+    return V(largest)(V(max)(a, V(set1)(-INFINITY)));      /* not NaN: its exponential makes the sum NaN */
 }
 
-/* Add the powers of n elements to the sum and keep them in e, unless that is NULL. What is read after them, from `next`
- * on, is fetched at so many bytes an element. */
-INLINE void T(add_powers)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e,
+/* Add the exponentials of n elements to the sum, and keep them in e unless it is NULL. Prefetches the memory that is
+ * read next, from `next` on, `pace` bytes per element. */
+INLINE void T(add_exps)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e,
                           const char *next, ix pace) {
     const VEC s = V(set1)(shift);
     for (ix i = 0; i < n; ) {
         const ix stop = ix_min(i + SUMMED, n);
         VEC part = V(set1)(0);
         for (; i + LANES <= stop; i += LANES) {
-            VEC p = T(power)(T(get)(x, dtype, i), s);
+            VEC p = T(shifted_exp)(T(get)(x, dtype, i), s);
             part += p;
             if (e) V(storeu)(e + i, p);
             __builtin_prefetch(next + i * pace);
         }
         if (i < stop) {
-            VEC p = T(power)(T(get)(x, dtype, n - LANES), s);
+            VEC p = T(shifted_exp)(T(get)(x, dtype, n - LANES), s);
             part += V(keep_bits)(p, ~0u << (LANES - (n - i)), V(set1)(0));
             if (e) V(storeu)(e + n - LANES, p);
             i = n;
@@ -117,14 +119,14 @@ INLINE void T(add_powers)(int dtype, const char *x, ix n, REAL shift, double *su
     }
 }
 
-/* By which a power is multiplied, or what is taken from an element, for the result; NaN for a row of -inf alone, or
- * with a NaN or +inf. */
+/* From the sum of a row to the factor of its exponentials or, for log-softmax, the logarithm to subtract; NaN for a row
+ * of -inf alone or with a NaN or +inf. */
 INLINE REAL T(factor_of)(double sum, int logarithm) {
     const double valid = sum > 0 ? sum : NAN;
     return logarithm ? (REAL)vd_log(vd_set1(valid))[0] : (REAL)(1 / valid);
 }
 
-/* The same of n rows, or a few more: a logarithm takes as long as those of a vector. */
+/* The same for n rows, rounded up to whole vectors of double: a vector of logarithms takes no longer than one. */
 INLINE void T(factors)(const double *sum, const double *low, ix n, int logarithm, REAL *by) {
     for (ix r = 0; r < n; r += VD) {
         const vd total = vd_loadu(sum + r) + vd_loadu(low + r);
@@ -137,13 +139,13 @@ INLINE void T(factors)(const double *sum, const double *low, ix n, int logarithm
     }
 }
 
-/* Elements in front of the first border of a whole vector; from there on results go past the caches, if they do. */
+/* Elements before the first one that is aligned to a vector, from which on non-temporal stores can begin. */
 INLINE ix T(lead)(const char *out, ix size, int past) {
     return past ? (ix)(-(uintptr_t)out & (LANES * size - 1)) / size : 0;
 }
 
-/* The last LANES of n results: those behind the last whole vector, or all where none goes past the caches. Lines that
- * went past them are left alone: to touch one again would read it from memory. */
+/* Store the last LANES of n results; after non-temporal stores only those behind the last whole vector, because a
+ * second store to such a line would read it from memory. */
 INLINE void T(put_last)(char *out, int dtype, ix n, ix lead, int past, VEC last) {
     const ix size = T(element_size)(dtype), rest = (n - lead) % LANES;
     if (!past) T(put)(out, dtype, n - LANES, last);
@@ -159,7 +161,7 @@ INLINE void T(put_first)(char *out, int dtype, ix lead, VEC first) {
     memcpy(out, line, (size_t)(lead * T(element_size)(dtype)));
 }
 
-/* The last vector is read before its neighbours are written: out may be where the elements are. */
+/* The last vector is read before its neighbours are written, because out may be the input. */
 #define EACH(expression, get_it) \
     do { \
         VEC v = get_it(n - LANES), last = expression; \
@@ -175,30 +177,30 @@ INLINE void T(put_first)(char *out, int dtype, ix lead, VEC first) {
 #define FROM_X(i) T(get)(x, dtype, i)
 #define FROM_E(i) V(loadu)(e + i)
 
-/* Results of n elements: from their powers where they were kept, else from the elements. */
+/* Results of n elements: from their exponentials if they were kept, else from the elements. */
 INLINE void T(results)(int dtype, const char *x, const REAL *e, ix n, REAL top, REAL by, int logarithm, char *out,
                        int past, const char *next, ix pace) {
     const ix lead = T(lead)(out, T(element_size)(dtype), past);
     const VEC shift = V(set1)(T(shift_of)(top)), factor = V(set1)(by);
     if (logarithm) EACH((v - shift) - factor, FROM_X);
     else if (e) EACH(v * factor, FROM_E);
-    else EACH(T(power)(v, shift) * factor, FROM_X);
+    else EACH(T(shifted_exp)(v, shift) * factor, FROM_X);
 }
 #undef EACH
 #undef FROM_X
 #undef FROM_E
 
 static REAL T(row_peak)(int dtype, const char *x, ix n) { return WITH_DTYPE(dtype, T(peak_of), x, n); }
-static void T(row_powers)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e,
+static void T(row_exps)(int dtype, const char *x, ix n, REAL shift, double *sum, double *low, REAL *e,
                           const char *next, ix pace) {
-    WITH_DTYPE(dtype, T(add_powers), x, n, shift, sum, low, e, next, pace);
+    WITH_DTYPE(dtype, T(add_exps), x, n, shift, sum, low, e, next, pace);
 }
 static void T(row_results)(int dtype, const char *x, const REAL *e, ix n, REAL top, REAL by, int logarithm, char *out,
                            int past, const char *next, ix pace) {
     WITH_DTYPE(dtype, T(results), x, e, n, top, by, logarithm, out, past, next, pace);
 }
 
-/* Whole lines of `n` bytes from `stage` past the caches to `out`; both begin at the same place of a line. */
+/* Copy n bytes from `stage` to `out` by non-temporal stores of whole lines; both have the same offset in a line. */
 static void T(flush)(const char *stage, char *out, ix n) {
     ix i = ix_min((ix)(-(uintptr_t)out & 63), n);
     memcpy(out, stage, (size_t)i);
@@ -221,9 +223,9 @@ INLINE void T(peaks)(const int dtype, const int rows, const char *x, ix step, ix
     UNROLL for (int r = 0; r < rows; r++) top[r] = V(largest)(V(max)(high[r], V(set1)(-INFINITY)));
 }
 
-/* Softmax of groups of `rows` rows in place. The maxima of the next group are found, then in one loop the powers of a
- * group are formed while the results of the one before are written: nothing waits for a maximum, for the sum of a last
- * vector and for a division, which take a row 125 cycles. Powers of two groups are kept, of row r from r * n on. */
+/* Softmax of groups of `rows` contiguous rows. One loop computes the exponentials of a group and writes the results of
+ * the group before, after the maxima of the next group: no step waits for a maximum, a sum over lanes and a division,
+ * which take 125 cycles a row. The exponentials of two groups are kept, those of row r from r * n on. */
 INLINE void T(groups)(const int dtype, const int rows, int logarithm, ix n, const char *x, ix step, char *out,
                       ix out_step, ix groups, REAL *e, int past) {
     const ix size = T(element_size)(dtype), of_group = rows * round_up(n, LANES) + ROW_GAP / (ix)sizeof(REAL);
@@ -253,7 +255,7 @@ INLINE void T(groups)(const int dtype, const int rows, int logarithm, ix n, cons
             VEC part[TOGETHER] = {{0}};
             for (; i + LANES <= stop; i += LANES)
                 UNROLL for (int r = 0; r < rows; r++) {
-                    VEC p = T(power)(T(get)(x + r * step, dtype, i), V(set1)(shift[r]));
+                    VEC p = T(shifted_exp)(T(get)(x + r * step, dtype, i), V(set1)(shift[r]));
                     part[r] += p;
                     if (!logarithm) V(storeu)(kept + r * n + i, p);
                     if (k && i + lead + LANES <= n)
@@ -262,7 +264,7 @@ INLINE void T(groups)(const int dtype, const int rows, int logarithm, ix n, cons
                 }
             if (i < stop) {
                 UNROLL for (int r = 0; r < rows; r++) {
-                    VEC p = T(power)(T(get)(x + r * step, dtype, n - LANES), V(set1)(shift[r]));
+                    VEC p = T(shifted_exp)(T(get)(x + r * step, dtype, n - LANES), V(set1)(shift[r]));
                     part[r] += V(keep_bits)(p, ~0u << (LANES - (n - i)), V(set1)(0));
                     if (!logarithm) V(storeu)(kept + r * n + n - LANES, p);
                 }
@@ -286,8 +288,8 @@ INLINE void T(groups)(const int dtype, const int rows, int logarithm, ix n, cons
     }
 }
 
-/* A row of user memory whose elements are neighbours is worked on in place; others, parts with `where` and those
- * shorter than a vector go through the buffer `line`, filled in front to a whole vector with -inf. */
+/* Contiguous rows of at least one vector are read and written in place. Other rows, and all with `where`, go through
+ * the buffer `line`, padded at its front with -inf to a whole vector. */
 INLINE int T(row_in_place)(const RowOp *op, ix n) {
     const ix size = T(element_size)(op->x.dtype);
     return op->x.col == size && op->out.col == size && !op->where.data && n >= LANES;
@@ -304,7 +306,7 @@ static const char *T(open_part)(const RowOp *op, const char *x, const char *wher
     return (const char *)(line - fill);
 }
 
-/* store_row() with the conversion of put(). */
+/* store_row() with the rounding of put(). */
 static void T(store_line)(const REAL *line, ix n, char *out, ix stride, int dtype) {
     char half[LANES * sizeof(REAL)];
     for (ix i = 0; dtype == BF16 && i < n; i += LANES) {
@@ -336,7 +338,7 @@ static void T(softmax_row)(RowCall *call, int thread, const char *x, const char 
         const ix m = ix_min(chunk, n - first), padded = ix_max(m, LANES);
         part = here ? x + first * size : T(open_part)(op, x, where, first, m, line);
         T(raise_top)(&top, T(row_peak)(dtype, part, padded), &sum, &low);
-        T(row_powers)(dtype, part, padded, T(shift_of)(top), &sum, &low, e,
+        T(row_exps)(dtype, part, padded, T(shift_of)(top), &sum, &low, e,
                       chunk < n ? part + chunk * size : next, chunk < n ? size : size / 2);
     }
     const REAL factor = T(factor_of)(sum + low, op->logarithm);
