@@ -62,13 +62,13 @@ def test_its_own_attention_adds_what_eager_adds(name, padding):
 @pytest.mark.parametrize("name", ["MPNetModel", "BloomForCausalLM"])
 def test_no_capture_of_it(name):
     model = tiny(name, OWN[name], "attnc")
-    with pytest.raises(ValueError, match=f"{name} never called attnc"), torch.no_grad(), ours.capture(model):
+    with pytest.raises(ValueError, match=f"{name} never called attention"), torch.no_grad(), ours.capture(model):
         model(torch.arange(4, 9)[None])
 
 
 def test_no_capture_of_a_model_that_did_not_run():
     model = tiny("LlamaModel", "LlamaConfig", "attnc")
-    with pytest.raises(ValueError, match="LlamaModel never called attnc"), ours.capture(model):
+    with pytest.raises(ValueError, match="LlamaModel never called attention"), ours.capture(model):
         pass
     with pytest.raises(KeyError, match="another error"), ours.capture(model):     # is not hidden
         raise KeyError("another error")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,10 +12,13 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 import attnc
 
-from . import _batching, _tensors  # noqa: F401  registers what torch.vmap does with the operators
+from . import _batching, _calls, _tensors  # noqa: F401  registers what torch.vmap does with the operators
+from ._capture import capture
 from ._derivatives import Attention, has_tangent
 from ._interception import Interception
 from ._operators import arguments, room
+from ._records import AttentionRecord, Records
+from ._signature import arguments_of, check, order_of
 from ._tensors import as_array, as_tensor
 
 if TYPE_CHECKING:
@@ -23,7 +27,8 @@ if TYPE_CHECKING:
 
     from ..._types import Wanted
 
-__all__ = ["as_array", "as_tensor", "attention", "attention_weights", "patch", "scaled_dot_product_attention"]
+__all__ = ["AttentionRecord", "Records", "as_array", "as_tensor", "attention", "attention_weights", "capture",
+           "patch", "scaled_dot_product_attention"]
 
 
 def scaled_dot_product_attention(
@@ -66,57 +71,12 @@ def scaled_dot_product_attention(
     >>> query.grad.shape
     torch.Size([1, 4, 2, 8])
     """
-    _check(query, key, value)
-    query, key, value = _tensors.autocast(query, key, value)
     if dropout_p != 0:
         raise ValueError(f"attnc has no dropout: dropout_p must be 0, got {dropout_p}")
-    if is_causal and attn_mask is not None:
-        raise ValueError("attn_mask and is_causal=True were given; wanted one of them")
-    if not query.dtype == key.dtype == value.dtype:
-        raise TypeError(f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}")
-    options: dict[str, Any] = {"scale": scale, "causal": is_causal, "q_offset": 0 if is_causal else None}
-    if attn_mask is not None:
-        _tensors.check("attn_mask", attn_mask)
-        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-            raise TypeError(f"attn_mask must be bool (True = attend) or floating point (added), got {attn_mask.dtype}")
-        options["mask" if attn_mask.dtype == torch.bool else "bias"] = attn_mask
-    order = None if query.is_contiguous() else _order(query, key, value, attn_mask, enable_gqa)
-    return _attend(*_heads(query, key, value, enable_gqa), (), options, order)
-
-
-def _order(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None,
-           grouped: bool) -> list[int] | None:
-    """The order in memory of the output's axes: that of the query where torch's fused kernel would run, else None.
-
-    Code that takes a view of the output, such as ``.transpose(1, 2).view(...)``, depends on it.
-    """
-    fused = (query.ndim == key.ndim == value.ndim == 4 and query.shape[0] == key.shape[0] == value.shape[0]
-             and key.shape[1] == value.shape[1] and (grouped or key.shape[1] == query.shape[1])
-             and query.shape[3] == value.shape[3] and all([x.stride(3) == 1 for x in (query, key, value)])
-             and (attn_mask is None or (attn_mask.ndim in (2, 4) and not attn_mask.requires_grad)))
-    strides = query.stride()
-    if not fused or 0 in strides:
-        return None
-    # by comparisons, which torch.compile follows with symbolic strides
-    places = [sum([strides[j] > strides[i] or (strides[j] == strides[i] and j < i) for j in range(4)])
-              for i in range(4)]
-    return [places.index(place) for place in range(4)]
-
-
-def _heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-           grouped: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ranks that attnc takes together; heads that torch would broadcast are."""
-    if max(query.ndim, key.ndim, value.ndim) > 2:
-        query, key, value = (x[None] if x.ndim == 2 else x for x in (query, key, value))
-        counts = query.shape[-3], key.shape[-3], value.shape[-3]
-        most = max(counts)
-        if counts[1] != counts[2] or counts[0] < most:
-            query, key, value = (x.expand(*x.shape[:-3], most, -1, -1) if x.shape[-3] == 1 else x
-                                 for x in (query, key, value))
-        elif counts[0] != counts[1] and counts[1] != 1 and not grouped:
-            raise ValueError(f"query has {counts[0]} heads, key has {counts[1]}; wanted equally many, "
-                             "or enable_gqa=True")
-    return query, key, value
+    *operands, options = arguments_of(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    order = None if query.is_contiguous() else order_of(query, key, value, attn_mask, enable_gqa)
+    query, key, value = operands
+    return _attend(query, key, value, (), options, order)
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, want: Wanted | tuple[()] = (),
@@ -151,7 +111,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, wa
     >>> result.lse.shape, sinks.grad.shape
     (torch.Size([1, 4, 2]), torch.Size([4]))
     """
-    _check(query, key, value)
+    check(query, key, value)
     for name, x in options.items():
         if isinstance(x, torch.Tensor):
             _tensors.check(name, x)
@@ -161,16 +121,19 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, wa
     return _attend(query, key, value, want, options)
 
 
-def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        _tensors.check(name, x)
-        if not x.dtype.is_floating_point:
-            raise TypeError(f"{name} must be of a floating-point dtype, got {x.dtype}")
-
-
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, want: Any, options: dict[str, Any],
             order: list[int] | None = None) -> torch.Tensor | attnc.AttentionResult:
-    """Attention of tensors that were checked: by itself, as a function of autograd, or as an operator."""
+    """Attention of tensors that were checked, seen by those who watch for calls."""
+    if torch.compiler.is_compiling() or not _calls.watching():
+        return _compute(query, key, value, want, options, order)
+    found = _calls.busy(_compute, query, key, value, want, options, order)
+    _calls.tell(query, key, value, options, found.output if want else found)
+    return found
+
+
+def _compute(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, want: Any, options: dict[str, Any],
+             order: list[int] | None) -> torch.Tensor | attnc.AttentionResult:
+    """Attention by itself, as a function of autograd, or as an operator."""
     tensors = {"query": query, "key": key, "value": value,
                **{name: x for name, x in options.items() if isinstance(x, torch.Tensor)}}
     graph = torch.is_grad_enabled() and _tensors.need_gradients(tensors)
@@ -280,17 +243,21 @@ def _stand_in(state: SimpleNamespace) -> Callable[..., torch.Tensor]:
     # Pickled by torch's name, as what it stands for: a copy is whatever that name is where it is read.
     scaled_dot_product_attention.__module__ = functional.__name__
     scaled_dot_product_attention.__qualname__ = scaled_dot_product_attention.__name__
+    _calls.is_seen(scaled_dot_product_attention, _calls.sdpa)
     return scaled_dot_product_attention
 
 
 def _route(state: SimpleNamespace, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
            attn_mask: torch.Tensor | None, *args: Any, **options: Any) -> torch.Tensor:
     tensors = [query, key, value, *([] if attn_mask is None else [attn_mask])]
-    if "patch" in state.purposes and all(_tensors.is_plain(x) for x in tensors):
+    seen = _calls.PURPOSE in state.purposes and not torch.compiler.is_compiling() and _calls.watching()
+    if seen or ("patch" in state.purposes and all(_tensors.is_plain(x) for x in tensors)):
         # of a mode: plain tensors override nothing
         if not torch.compiler.is_compiling() and has_torch_function(tensors):
             return handle_torch_function(functional.scaled_dot_product_attention, tensors, query, key, value,
                                          attn_mask, *args, **options)
+        if seen:
+            return _calls.sdpa(functools.partial(_route, state), query, key, value, attn_mask, *args, **options)
         try:
             return scaled_dot_product_attention(query, key, value, attn_mask, *args, **options)
         except (TypeError, ValueError):
@@ -299,3 +266,4 @@ def _route(state: SimpleNamespace, query: torch.Tensor, key: torch.Tensor, value
 
 
 _INTERCEPTION = Interception(functional, "scaled_dot_product_attention", _stand_in)
+_calls.INTERCEPTIONS.append(_INTERCEPTION)

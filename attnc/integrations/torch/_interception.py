@@ -25,6 +25,10 @@ class Interception:
         self._state = types.SimpleNamespace(theirs=None, purposes=frozenset())
         self._ours = None
 
+    def stands_in(self, module: Any) -> bool:
+        """Whether the name is one of this module."""
+        return module is self._module
+
     def enter(self, purpose: str) -> None:
         """Put ours in place, or leave it there."""
         with self._lock:

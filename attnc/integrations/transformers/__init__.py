@@ -9,8 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import _active_collector
 
-from ..torch import attention
-from ._capture import AttentionRecord, capture, collect
+from ..torch import AttentionRecord, attention, capture
 from ._choice import NAME, watch
 from ._mask import Mask, mask
 
@@ -89,8 +88,6 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
     if indices is not None:
         options["mask"] = _chosen(indices, key.shape[2], options.get("mask"))
     options.update(scale=scaling, softcap=softcap, sinks=s_aux)
-    if not torch.compiler.is_compiling():
-        collect(module, query, key, options)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     weights = output_attentions or _weights_are_collected()
     result = attention(query, key, value, **options, layout="bnhd", want="weights" if weights else ())

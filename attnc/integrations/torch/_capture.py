@@ -1,0 +1,267 @@
+"""capture(): what the attention weights of a model are, while it runs as it always does."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ... import AttentionWeights
+from ...weights._slices import part
+from . import _calls
+from ._asked import STATISTICS, Heads, Layer, Place, What, asked, head_list, layer_list, row_slice
+from ._records import AttentionRecord, Records
+from ._tensors import as_array
+
+_PER_HEAD = {"sinks": 0, "alibi_slopes": -1, "bias": -3, "mask": -3}       # options with an axis of heads, and where
+
+
+@contextlib.contextmanager
+def capture(model: torch.nn.Module, what: What = ("topk", "key_mass", "entropy", "map"), *,
+            layers: Layer | Sequence[Layer] | None = None,
+            heads: Heads | Mapping[Layer, Heads] | None = None, rows: slice | None = None, topk: int = 8,
+            bins: tuple[int, int] = (64, 64)) -> Iterator[Records]:
+    """Record what is asked of the attention weights of a model while it runs, without ever making their matrices.
+
+    It sees every call of ``scaled_dot_product_attention`` and of `torch.nn.MultiheadAttention` that modules of the
+    model make, also by names that were imported earlier and in torch's fused layers, and attnc's own. The output stays
+    that of the model to the last bit: torch computes it, or attnc within `patch` and with transformers' ``"attnc"``.
+    Weights are those before dropout. Captures may be nested and overlap in any order; calls go to those of the thread
+    or task that runs the model, and if it has none of this model, to those of all others.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In evaluation or training; run by calling it or a module of it.
+    what : name, function, a sequence of both, or a dict of functions by name
+        Statistics of `attnc.AttentionWeights` by name, out of ``"topk"``, ``"key_mass"``, ``"entropy"``, ``"map"``,
+        ``"effective_keys"``, ``"max"``, ``"argmax"``, ``"mean_position"``, ``"mean_distance"``, ``"key_max"``,
+        ``"lse"``. ``"weights"``, the lazy object itself, which holds copies of query and key; ``"value"``, a copy of
+        the values; ``"grad_output"``, the gradient of the attention's output, which ``backward()`` of a loss brings,
+        added up as `Tensor.grad` is, None until then; ``"relevance"``, all three, for `AttentionRecord.relevance`.
+        A function ``f(weights, call)`` gets the lazy weights and the record as it is by then; what it gives is in the
+        record under the function's name, or as `result` where that is no identifier, as of a lambda.
+    layers : index, name, (name, call) or a list of them, optional
+        An index is that of a call of attention in a forward pass, from 0. A name is that of a module: attention in it
+        counts; if no module has this name, the parts of a name between dots are looked for in all names. With a number,
+        only the nth call of the module in a forward pass. By default all, or those that `heads` has.
+    heads : int, list of int, or a dict of either by layer, optional
+        Which query heads. In a dict the first layer that fits a call decides; by default all.
+    rows : slice, optional
+        Which query rows, such as ``slice(-1, None)``; step 1. By default all.
+    topk : int
+        How many keys of each row.
+    bins : tuple of int
+        Size of the map; that of the weights where they are smaller.
+
+    Yields
+    ------
+    Records of AttentionRecord
+        A list, one for each call in their order. Attributes: `layer`, the name of the module that called, `call`, the
+        nth call of that module in the forward pass, `index`, the nth call of attention in it, both from 0; `shape`,
+        that of the weights recorded (..., heads, rows, keys), and what was asked. A forward pass is the outermost call
+        of a module of the model: of each token that is generated. `Records.join` makes one record of those of a layer.
+        Memory is linear in the length of the tokens.
+
+    Raises
+    ------
+    ValueError
+        For what is not known, in `what`, `layers` or `heads`; for what is compiled. In the run, for what cannot be
+        seen: nested tensors, other devices, a `MultiheadAttention` with code of its own, a head that does not exist,
+        gradients under ``no_grad``. After the run, for a layer that was not met, and a model that called no attention.
+
+    Examples
+    --------
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with torch.no_grad(), capture(layer, ("entropy", lambda weights, call: weights.dense().mean(1))) as records:
+    ...     _ = layer(torch.randn(1, 5, 8))
+    >>> records
+    [AttentionRecord(self_attn, (1, 2, 5, 5): entropy, result)]
+    >>> records[0].entropy.shape, records[0].result.shape
+    ((1, 2, 5), (1, 5, 5))
+    """
+    collector = _Collector(model, what, layers, heads, rows, topk, bins)
+    _calls.enter(collector)
+    try:
+        yield collector.records
+    finally:
+        _calls.leave(collector)
+    collector.check()
+
+
+class _Collector(_calls.Watcher):
+    """One capture: what it wants, and what it has."""
+
+    def __init__(self, model: torch.nn.Module, what: What, layers: Layer | Sequence[Layer] | None,
+                 heads: Heads | Mapping[Layer, Heads] | None, rows: slice | None, topk: int, bins: tuple[int, int]):
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        super().__init__(model)
+        _refuse_graphs(self.names, model)
+        self.names_asked, self.functions = asked(what)
+        self.bins, self.topk, self.rows = bins, topk, row_slice(rows)
+        self.heads = heads if isinstance(heads, Mapping) else None
+        self.same_heads = None if heads is None or self.heads is not None else head_list(heads)
+        if layers is None and self.heads is not None:
+            layers = list(self.heads)
+        self.layers = None if layers is None else [Place(x, self.names.values()) for x in layer_list(layers)]
+        self.of_heads = [(Place(x, self.names.values()), head_list(chosen)) for x, chosen in (self.heads or {}).items()]
+        self.ran, self._order = 0, _Order()
+        self.records = Records()
+
+    def check(self) -> None:
+        """Only after the run is it known which calls there are."""
+        if not self.ran:
+            config = getattr(self.model, "config", None)
+            kind = getattr(config, "_attn_implementation", None)
+            hint = (f": it runs {kind!r}; model.set_attn_implementation('sdpa'), or 'attnc'"
+                    if kind not in (None, "sdpa", "attnc") else
+                    ": it was not run by calling it or a module of it, or its attention is its own code, which calls "
+                    "neither scaled_dot_product_attention nor MultiheadAttention")
+            raise ValueError(f"{type(self.model).__name__} never called attention{hint}")
+        for name, places in (("layers", self.layers or []), ("heads", [place for place, _ in self.of_heads])):
+            for place in places:
+                if not place.met:
+                    raise ValueError(f"{name} has {place.given!r}, for which no attention was called; a forward pass "
+                                     f"had {self.ran} calls")
+
+    def unseen(self, layer: str) -> None:
+        raise ValueError(f"capture cannot see the attention of {layer!r}, a MultiheadAttention that does not call "
+                         "scaled_dot_product_attention")
+
+    def take(self, layer: str, call: int, index: int, seen: _calls.Call) -> None:
+        self.ran = max(self.ran, index + 1)
+        reordered = self._order.moved(layer, call, index, seen.key, seen.query.shape[-2])
+        if self.layers is not None and not any([place.meets(layer, call, index) for place in self.layers]):
+            return
+        heads = self.same_heads
+        for place, chosen in self.of_heads:
+            if place.meets(layer, call, index):
+                heads = chosen
+                break
+        record = AttentionRecord(layer=layer, call=call, index=index, shape=(), q_len=seen.query.shape[-2],
+                                 reordered=reordered)
+        self._fill(record, seen, heads)
+        self.records.append(record)
+
+    def _fill(self, record: AttentionRecord, seen: _calls.Call, heads: list[int] | None) -> None:
+        keep = "weights" in self.names_asked
+        operands, options = _arrays(seen, record.layer)
+        if heads is not None:
+            operands, options = _chosen(operands, options, heads, record.layer)
+        query, key, value = operands
+        if keep:
+            query, key = query.copy(), key.copy()       # a static cache is written again
+        weights = AttentionWeights(query, key, **options)
+        if self.rows is not None:
+            weights = _some_rows(weights, self.rows)
+        if keep or self.functions:
+            weights._check_operands()       # from now on its options must stay as they are in this call
+        record.shape = weights.shape
+        asked: dict[str, Any] = {name: True for name in self.names_asked if name in STATISTICS}
+        if "topk" in asked:
+            asked["topk"] = self.topk
+        if "map" in asked:
+            asked["map"] = tuple(map(min, self.bins, weights.shape[-2:]))
+        found = vars(weights.summary(**asked)) if asked else {}
+        for name in self.names_asked:
+            if name in STATISTICS:
+                setattr(record, name, found[name])
+            elif name == "weights":
+                record.weights = weights
+            elif name == "value":
+                record.value = value.copy()
+            elif name == "grad_output":
+                self._listen(record, seen, heads)
+        for name, function in self.functions.items():
+            setattr(record, name, function(weights, record))
+
+    def _listen(self, record: AttentionRecord, seen: _calls.Call, heads: list[int] | None) -> None:
+        """Let the gradient of the output come to the record."""
+        if not seen.output.requires_grad:
+            raise ValueError(f"the attention of {record.layer!r} has no gradient, which \"grad_output\" and "
+                             "\"relevance\" wait for; run the model without no_grad or inference_mode")
+        record.grad_output = None
+        rows = slice(None) if self.rows is None else self.rows
+
+        def received(grad: torch.Tensor) -> None:
+            with torch.no_grad():
+                found = as_array(seen_grad(grad))
+            if heads is not None:
+                found = found[..., heads, :, :]
+            found = found[..., rows, :].copy()
+            record.grad_output = found if record.grad_output is None else record.grad_output + found
+
+        seen_grad = seen.grad_output
+        seen.output.register_hook(received)
+
+
+class _Order(threading.local):
+    """Whether the keys of a pass are those of the pass before, in their places: of the first numbers of each key."""
+
+    def __init__(self) -> None:
+        self.keys: dict[tuple[str, int], torch.Tensor] = {}
+        self.found = False
+
+    def moved(self, layer: str, call: int, index: int, key: torch.Tensor, new: int) -> bool:
+        """Whether it was found so by now in this pass; `new` keys may differ in a cache that has room for more."""
+        self.found &= index > 0
+        if type(key) is not torch.Tensor or key.ndim != 4 or key.shape[1] == 0:
+            return self.found
+        before, now = self.keys.get((layer, call)), key[:, 0, :, :2].clone()
+        self.keys[layer, call] = now
+        if before is not None and before.shape[0] == now.shape[0] and before.shape[1] <= now.shape[1] != new:
+            differ = (before != now[:, :before.shape[1]]).any(-1).sum(-1)
+            self.found |= bool((differ > (new if before.shape == now.shape else 0)).any())
+        return self.found
+
+
+def _refuse_graphs(names: dict[int, str], model: torch.nn.Module) -> None:
+    """Raise for code that is compiled: it does not call what it was made of."""
+    for module in model.modules():
+        name = names[id(module)] or type(module).__name__
+        if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl or _is_compiled(module):
+            raise ValueError(f"{name} is compiled; capture needs it as it was before torch.compile")
+        if isinstance(module, torch.jit.ScriptModule) and "attention" in str(getattr(module, "inlined_graph", "")):
+            raise ValueError(f"{name} is compiled by torch.jit, and calls attention where capture cannot see it")
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    functions = [*vars(module).values(), *(x for cls in type(module).__mro__ for x in vars(cls).values())]
+    return any([hasattr(x, "_torchdynamo_orig_callable") and not hasattr(x, "_torchdynamo_disable")
+                for x in functions if callable(x) and not isinstance(x, torch.nn.Module | type)])
+
+
+def _arrays(seen: _calls.Call, layer: str) -> tuple[list[np.ndarray], dict[str, Any]]:
+    try:
+        return ([as_array(x) for x in (seen.query, seen.key, seen.value)],
+                {name: as_array(x) for name, x in seen.options.items()})
+    except ValueError as error:
+        raise ValueError(f"capture cannot see the attention of {layer!r}: {error}") from error
+
+
+def _chosen(operands: list[np.ndarray], options: dict[str, Any], heads: list[int],
+            layer: str) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """Query, key, value and options of a few query heads, each with a key head of its own."""
+    query, key, value = operands
+    count = query.shape[-3]
+    wrong = [head for head in heads if not 0 <= head < count]
+    if wrong:
+        raise ValueError(f"heads has {wrong[0]}; {layer!r} has {count} heads")
+    taken, found = np.asarray(heads, int), dict(options)
+    for name, axis in _PER_HEAD.items():
+        x = options.get(name)
+        if x is not None and np.ndim(x) >= -axis and np.shape(x)[axis] > 1:
+            found[name] = np.take(x, taken, axis)
+    key, value = (x.take(taken // (count // x.shape[-3]), -3) for x in (key, value))
+    return [query.take(taken, -3), key, value], found
+
+
+def _some_rows(weights: AttentionWeights, rows: slice) -> AttentionWeights:
+    some = object.__new__(AttentionWeights)
+    some._hold(part(weights._a, rows=rows), None)
+    return some
