@@ -9,6 +9,7 @@ from .backward import attention_backward, log_softmax_backward, softmax_backward
 from .cache import KVCache
 from .config import show_config
 from .masks import alibi_slopes
+from .relative import t5_relative_bias, t5_relative_bias_backward
 from .results import AttentionGradients, AttentionResult
 from .softmax import log_softmax, softmax
 from .states import AttentionState, merge_states
@@ -46,6 +47,8 @@ __all__ = [
     "show_config",
     "softmax",
     "softmax_backward",
+    "t5_relative_bias",
+    "t5_relative_bias_backward",
     "threads",
     "weighted_sum",
 ]

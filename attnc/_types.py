@@ -23,7 +23,7 @@ _Result: TypeAlias = Literal["lse", "weights", "scores", "entropy", "max", "argm
 Wanted: TypeAlias = _Result | tuple[_Result, *tuple[_Result, ...]]
 _Lse: TypeAlias = Literal["lse"]
 Lse: TypeAlias = _Lse | tuple[_Lse, *tuple[_Lse, ...]]
-_Gradient: TypeAlias = Literal["query", "key", "value", "bias", "sinks"]
+_Gradient: TypeAlias = Literal["query", "key", "value", "bias", "relative_bias", "sinks"]
 Gradient: TypeAlias = _Gradient | tuple[_Gradient, ...]
 
 # Of statements about weights.
@@ -56,6 +56,7 @@ class CacheOptions(VarlenOptions, total=False):
     mask: ArrayLike | None
     key_mask: ArrayLike | None
     bias: ArrayLike | None
+    relative_bias: ArrayLike | None
     q_offset: ArrayLike | None
     q_segments: ArrayLike | None
     k_segments: ArrayLike | None

@@ -30,12 +30,13 @@ def attention(
 
 def attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
-        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, causal: bool = False,
-        window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
-        out: Array | None = None, num_threads: int | None = None) -> Array | AttentionResult:
+        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
+        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+        want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None
+) -> Array | AttentionResult:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, row by row, without the matrix of weights.
 
     Row ``i`` stands at position ``i + q_offset``, key ``j`` at ``j``. With ``causal=True`` a row sees the keys up to
@@ -56,6 +57,9 @@ def attention(
         True = attend, for all rows of a batch element.
     bias : float array, optional
         Added to the scores, read in place; broadcasts as `mask`. -inf means not allowed.
+    relative_bias : float array (..., q_heads, q_len + kv_len - 1), optional
+        A bias of the distance alone: entry ``j - i + q_len - 1`` is added to the score of row ``i`` and key ``j``,
+        which count from 0 whatever `q_offset` is. Broadcasts and forbids as `bias`; see `attnc.t5_relative_bias`.
     causal : bool
         Only keys at or before the row's position.
     window : tuple (left, right), optional
@@ -114,14 +118,14 @@ def attention(
     >>> result.output
     array([[2.5, 5. ]], dtype=float32)
     """
-    if (mask is key_mask is bias is q_offset is scale is softcap is alibi_slopes is sinks is q_segments
+    if (mask is key_mask is bias is relative_bias is q_offset is scale is softcap is alibi_slopes is sinks is q_segments
             is k_segments is q_lengths is kv_lengths is None and window is None and layout is BHND and want is NOTHING):
         output = _call.run_fast(query, key, value, causal, out, num_threads)
         if output is not None:
             return output
     a = attention_args(  # by position, here and below: options_of or keywords would take a microsecond
-        query, key, as_array("value", value), mask, key_mask, bias, causal, window, q_offset, scale, softcap,
-        alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, want, out, num_threads)
+        query, key, as_array("value", value), mask, key_mask, bias, relative_bias, causal, window, q_offset, scale,
+        softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, want, out, num_threads)
     return attend(a)
 
 
@@ -153,8 +157,8 @@ def _result(name: str, a: Args) -> np.ndarray:
 
 
 def attention_scores(
-        query: ArrayLike, key: ArrayLike, *, stage: Stage = "masked",
-        mask: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+        query: ArrayLike, key: ArrayLike, *, stage: Stage = "masked", mask: ArrayLike | None = None,
+        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
         causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
         scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
         sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
@@ -169,8 +173,8 @@ def attention_scores(
     stage : {"masked", "capped", "scaled", "raw"}
         ``"raw"`` is the product, ``"scaled"`` times the scale, ``"capped"`` after the softcap, ``"masked"`` with bias,
         linear bias and every mask. Earlier stages ignore the options of later ones.
-    mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
-q_lengths, kv_lengths, layout, num_threads
+    mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, \
+k_segments, q_lengths, kv_lengths, layout, num_threads
         As in `attention`. Sinks appear in no stage.
     out : array, optional
         Receives the scores: exact shape and dtype, no memory shared with an input.
@@ -192,10 +196,10 @@ q_lengths, kv_lengths, layout, num_threads
     array([[2., 3.]])
     """
     a = attention_args(
-        query, key, None, mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks,
-        q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads, stage, "scores")
+        query, key, None, mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes,
+        sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads, stage, "scores")
     if stage != "masked":
-        a.mask = a.key_mask = a.bias = a.alibi_slopes = a.window = a.q_segments = a.k_segments = None
+        a.mask = a.key_mask = a.bias = a.relative_bias = a.alibi_slopes = a.window = a.q_segments = a.k_segments = None
         a.causal = False
         a.softcap = a.softcap if stage == "capped" else None
     scores = np.empty(a.weights_shape, a.acc) if out is None else out
@@ -207,20 +211,20 @@ q_lengths, kv_lengths, layout, num_threads
 
 def attention_weights(
         query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-        q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
-        layout: Layout = "bhnd", lse: ArrayLike | None = None, out: Array | None = None, num_threads: int | None = None
-) -> Array:
+        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
+        window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
+        out: Array | None = None, num_threads: int | None = None) -> Array:
     """The weights of `attention` for every row and key: each key's share of the row.
 
     Parameters
     ----------
     query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
     key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
-    mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
-q_lengths, kv_lengths, layout, num_threads
+    mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, \
+k_segments, q_lengths, kv_lengths, layout, num_threads
         As in `attention`.
     lse : float array (..., q_heads, q_len) or (q_len,), optional
         The lse of each row over more keys than these, from ``attention(..., want="lse")``, `merge_states` or
@@ -250,8 +254,8 @@ q_lengths, kv_lengths, layout, num_threads
     array([[0.25]])
     """
     a = attention_args(
-        query, key, None, mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks,
-        q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads, gives="weights")
+        query, key, None, mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes,
+        sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads, gives="weights")
     given = None if lse is None else check_lse(lse, a)
     weights = np.empty(a.weights_shape, a.dtype) if out is None else out
     if given is None:

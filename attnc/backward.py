@@ -8,6 +8,7 @@ import numpy as np
 
 from . import _call
 from ._checks import Args, BackwardArgs, SoftmaxBackwardArgs, backward_args, options_of, softmax_backward_args
+from ._checks.options import overlapping_rows
 from ._norms import norms
 from ._types import Array, ArrayLike, Axes, Gradient, Layout, Window
 from .results import AttentionGradients
@@ -16,11 +17,11 @@ from .results import AttentionGradients
 def attention_backward(
         grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
         *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
-        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
-        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-        want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None,
+        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
+        layout: Layout = "bhnd", want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None,
         num_threads: int | None = None) -> AttentionGradients:
     """Gradients of `attention` from its inputs, its output and its lse, without the matrix of weights.
 
@@ -35,11 +36,11 @@ def attention_backward(
     output, lse : array
         What ``attention(..., want="lse")`` gave. They may be those over more keys than these (`merge_states`,
         `AttentionState`): then the gradients of these keys are their part of the whole.
-    mask, key_mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, \
-q_lengths, kv_lengths, layout, num_threads
+    mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, \
+k_segments, q_lengths, kv_lengths, layout, num_threads
         As they went into `attention`.
     want : name or tuple of names
-        Out of ``"query"``, ``"key"``, ``"value"``, ``"bias"`` and ``"sinks"``.
+        Out of ``"query"``, ``"key"``, ``"value"``, ``"bias"``, ``"relative_bias"`` and ``"sinks"``.
     grad_lse : float array (..., q_heads, q_len), optional
         Gradient of what the lse was used for.
 
@@ -80,6 +81,9 @@ q_lengths, kv_lengths, layout, num_threads
     found = {name: _empty(b, name) for name in b.want if name in ("query", "key", "value")}
     if "bias" in b.want and a.bias is not None:
         found["bias"] = np.zeros(a.bias.shape, np.float64 if _shares_bias(a, a.bias) else a.acc)
+    if "relative_bias" in b.want and a.relative_bias is not None:
+        distances = np.zeros((*a.relative_bias.shape[:-2], max(a.q_len + a.kv_len - 1, 0)), np.float64)
+        found["relative_bias"] = overlapping_rows(distances, a.q_len, a.kv_len, writeable=True)
     known = norms(b.args, b.lse, b.sinks)
     _call.run("backward", a, None, None, value=a.value, grad_output=b.grad_output, output=b.output, lse=b.lse,
               grad_lse=b.grad_lse, delta=delta, norm=None if known is None else known.stored,
@@ -91,6 +95,8 @@ q_lengths, kv_lengths, layout, num_threads
         found[name] = b.as_given(found[name])
     if "bias" in found and a.bias is not None:
         found["bias"] = found["bias"].astype(a.bias.dtype, copy=False)
+    if "relative_bias" in found and a.relative_bias is not None:
+        found["relative_bias"] = distances.astype(a.relative_bias.dtype, copy=False)
     if "sinks" in b.want and b.sinks is not None and b.sinks_like is not None:
         with np.errstate(all="ignore"):
             shares = None if known is None else known.shares_of(b.sinks)

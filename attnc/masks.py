@@ -190,6 +190,8 @@ def allowed(a: Args) -> Mask:
         keep &= a.key_mask[..., None, None, :]
     if a.bias is not None:
         keep &= a.bias != -np.inf
+    if a.relative_bias is not None:
+        keep &= a.relative_bias != -np.inf
     if a.causal:
         keep &= _causal(np.arange(a.kv_len), positions(a))
     if a.window is not None:

@@ -114,7 +114,8 @@ class SparseWeights:
 
 
 class AttentionGradients:
-    """Gradients as attributes, one for each name in ``want=``: ``query``, ``key``, ``value``, ``bias``, ``sinks``.
+    """Gradients as attributes, one for each name in ``want=``: ``query``, ``key``, ``value``, ``bias``,
+    ``relative_bias``, ``sinks``.
 
     They unpack in the order of ``want=``.
 
@@ -133,6 +134,7 @@ class AttentionGradients:
     key: np.ndarray
     value: np.ndarray
     bias: np.ndarray
+    relative_bias: np.ndarray
     sinks: np.ndarray
 
     def __init__(self, **wanted: np.ndarray) -> None:

@@ -96,6 +96,7 @@ cdef int open_operands(Params* p, object args, Views* views) except -1:
     take(views, args.mask, &p.mask, ALL_AXES)
     take(views, args.key_mask, &p.key_mask, COL)
     take(views, args.bias, &p.bias, ALL_AXES)
+    take(views, args.relative_bias, &p.relative if p.bias.data != NULL else &p.bias, ALL_AXES)
     take(views, None if q_offset is None else numpy.asarray(q_offset, numpy.int64), &p.q_offset, 0)
     take(views, args.sinks, &p.sinks, HEAD)
     take(views, args.alibi_slopes, &p.slopes, HEAD)

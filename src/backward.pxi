@@ -13,7 +13,8 @@ cdef enum:
 
 
 cdef int open_gradients(Call* call, Gradients* g, object grad_output, object output, object grad_lse, object delta,
-                        object query, object key, object value, object bias, Views* views) except -1:
+                        object query, object key, object value, object bias, object relative,
+                        Views* views) except -1:
     """What gradients are computed from, and those that are wanted."""
     memset(g, 0, sizeof(Gradients))
     call.gradients = g
@@ -25,6 +26,7 @@ cdef int open_gradients(Call* call, Gradients* g, object grad_output, object out
     take(views, key, &g.key, ALL_AXES, True)
     take(views, value, &g.value, ALL_AXES, True)
     take(views, bias, &g.bias, ALL_AXES, True)
+    take(views, relative, &g.relative, ALL_AXES, True)
     return 0
 
 
@@ -81,11 +83,19 @@ cdef void compute_backward(Call* call) noexcept nogil:
         if g.key.data != NULL or g.value.data != NULL:
             run(call, keys_of_head_step, heads * p.k_blocks)
     if g.bias.data != NULL:
-        g.bias_heads = p.kv_heads if g.bias.head != 0 else 1
         # Query heads of a group that share a bias may meet the same row of it in two blocks.
         g.bias_rows = p.q_blocks if g.bias.row != 0 and (p.heads_per_kv == 1 or g.bias.head != 0) else 1
         g.bias_keys = p.k_blocks if g.bias_rows == 1 and g.bias.col != 0 else 1
-        run(call, bias_step, p.batches * g.bias_heads * g.bias_rows * g.bias_keys)
+        add_to_bias(call)
+    if g.relative.data != NULL:                            # its rows overlap
+        g.bias, g.bias_rows, g.bias_keys = g.relative, 1, 1
+        add_to_bias(call)
+
+
+cdef void add_to_bias(Call* call) noexcept nogil:
+    cdef Gradients* g = call.gradients
+    g.bias_heads = call.p.kv_heads if g.bias.head != 0 else 1
+    run(call, bias_step, call.p.batches * g.bias_heads * g.bias_rows * g.bias_keys)
 
 
 cdef int wanted_of_keys(const Gradients* g) noexcept nogil:

@@ -92,7 +92,7 @@ cdef extern from "kernels.h" nogil:
 
     ctypedef struct Params:
         Array query, key, value, out, lse, weights, scores
-        Array mask, key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths
+        Array mask, key_mask, bias, relative, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths
         Array q_starts, k_starts, key_scale, value_scale
         Batch batch
         Py_ssize_t batches, q_heads, kv_heads, heads_per_kv, q_len, kv_len, head_dim, value_dim
@@ -129,7 +129,7 @@ cdef extern from "kernels.h" nogil:
 
     ctypedef struct Gradients:
         Array grad_out, output, grad_lse, delta
-        Array query, key, value, bias
+        Array query, key, value, bias, relative
         Params products
         Py_ssize_t value_dim, stride, value_stride, accumulators, base, row_tasks, bias_rows, bias_keys, bias_heads
 

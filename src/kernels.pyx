@@ -27,7 +27,7 @@ MODES = {"attend": ATTEND, "scores": SCORES, "weighted_sum": WEIGHTED_SUM, "weig
 def compute(str mode, args, int threads, bint explicit, request=None, progress=None, *, value=None, out=None, lse=None,
             weights=None, scores=None, norm=None, given=None, key_scale=None, value_scale=None,
             q_starts=None, k_starts=None, grad_output=None, output=None, grad_lse=None, delta=None,
-            d_query=None, d_key=None, d_value=None, d_bias=None):
+            d_query=None, d_key=None, d_value=None, d_bias=None, d_relative_bias=None):
     """Run one call for checked arguments, and return its Plan.
 
     `mode` says what is computed, into the arrays that are given:
@@ -37,8 +37,8 @@ def compute(str mode, args, int threads, bint explicit, request=None, progress=N
     weights_under_lse  of every place, under the lse of each row; or under the `norm` that statistics of rows wrote
     weighted_sum       output from weights; `args` has no query and key
     key_statistics     those of a KeyRequest
-    backward           delta of each row and the gradients d_query, d_key and d_value, and adds to d_bias; `norm`
-                       replaces the lse of rows whose inverse sum in it is above 0
+    backward           delta of each row and the gradients d_query, d_key and d_value, and adds to d_bias and
+                       d_relative_bias; `norm` replaces the lse of rows whose inverse sum in it is above 0
 
     `key_scale` and `value_scale` are factors of int8 rows; `q_starts` and `k_starts` say where packed sequences start;
     `progress` is a function of (done, total). For `threads` see enter_threads().
@@ -69,7 +69,7 @@ def compute(str mode, args, int threads, bint explicit, request=None, progress=N
         call.progress = NULL if progress is None else <void*> progress
         if m == BACKWARD:
             open_gradients(&call, &gradients, grad_output, output, grad_lse, delta, d_query, d_key, d_value,
-                           d_bias, &views)
+                           d_bias, d_relative_bias, &views)
             prepare(&call, m)
             gradients.value_dim, p.value_dim = p.value_dim, 0        # the scores have nothing to do with values
             start(&call, divide_backward, compute_backward, threads, explicit)

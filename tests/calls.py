@@ -12,6 +12,7 @@ def all_calls(seed=0, q_len=30, kv_len=90, dtype="float32", steep=1):
     query, key, value = inputs(random, (2,), 4, 2, q_len, kv_len, 16, dtype=dtype)
     query = query * query.dtype.type(steep)
     bias, mask = random.standard_normal((4, q_len, kv_len)), random.random((q_len, kv_len)) < 0.8
+    distances = random.standard_normal((4, q_len + kv_len - 1))
     result = attnc.attention(query, key, value, want="lse")
     weights = attnc.attention_weights(query, key)
     tokens = [x[0].swapaxes(0, 1) for x in (query, key, value)]
@@ -36,14 +37,14 @@ def all_calls(seed=0, q_len=30, kv_len=90, dtype="float32", steep=1):
     return {
         "attention": lambda: attnc.attention(query, key, value, bias=bias, mask=mask, want=("lse", "weights")),
         "a long row": lambda: attnc.attention(query[:, :, :1], np.repeat(key, 30, 2), np.repeat(value, 30, 2)),
-        "attention_scores": lambda: attnc.attention_scores(query, key, bias=bias, stage="masked"),
+        "attention_scores": lambda: attnc.attention_scores(query, key, bias=bias, relative_bias=distances),
         "attention_weights": lambda: attnc.attention_weights(query, key, window=(5, 0), softcap=3.0),
         "weighted_sum": lambda: attnc.weighted_sum(weights, value),
         "softmax": lambda: attnc.softmax(weights, -2, where=mask),
         "log_softmax": lambda: attnc.log_softmax(query, (0, 2)),
         "attention_backward": lambda: attnc.attention_backward(
             result.output, query, key, value, result.output, result.lse, bias=np.zeros_like(bias),
-            want=("query", "key", "value", "bias")),
+            relative_bias=np.zeros_like(distances), want=("query", "key", "value", "bias", "relative_bias")),
         "softmax_backward": lambda: attnc.softmax_backward(weights, weights),
         "log_softmax_backward": lambda: attnc.log_softmax_backward(weights, weights, 1),
         "attention_varlen": lambda: attnc.attention_varlen(*tokens, *bounds, causal=True, want="lse"),

@@ -139,7 +139,8 @@ def case(seed):
     over = {name: x for name, x in options.items() if name not in ("q_lengths", "kv_lengths", "sinks")}
     kind = r.one(["attention", "attention_scores", "attention_weights", "weighted_sum", "softmax", "log_softmax",
                   "attention_backward", "softmax_backward", "log_softmax_backward", "attention_varlen", "merge_states",
-                  "AttentionState", "KVCache", "alibi_slopes", "align", "rollout", *["AttentionWeights"] * 6])
+                  "AttentionState", "KVCache", "alibi_slopes", "align", "t5_relative_bias",
+                  "rollout", *["AttentionWeights"] * 6])
     bad = r.chance(0.5)
     after = []      # calls of methods: name, arguments
     first = {"query": query, "key": key}
@@ -200,6 +201,9 @@ def case(seed):
         after.append((name, method_arguments(r, METHODS[name], batch, heads, q_len, kv_len, query.dtype)))
     elif kind == "alibi_slopes":
         arguments = {"heads": int(r.random.integers(0, 40))}
+    elif kind == "t5_relative_bias":
+        arguments = {"table": r.memory(inputs(r.random, (), 1, 1, 8, 1, heads)[0][0]), "q_len": q_len, "kv_len": kv_len,
+                     "max_distance": r.one([5, 20]), "bidirectional": r.one([True, False])}
     elif kind == "align":
         matrix = inputs(r.random, (), 1, 1, q_len, 1, kv_len, dtype=r.one(DTYPES))[0][0]
         arguments = {"matrix": r.memory(matrix), "medfilt": r.one([None, 1, 3, 7, 31, 4])}
@@ -220,7 +224,7 @@ def case(seed):
         found = dict(arguments)
         if kind == "rollout" and isinstance(found["layers"], list):
             found["layers"] = [module.AttentionWeights(*x) if isinstance(x, tuple) else x for x in found["layers"]]
-        elif kind not in ("rollout", "KVCache", "alibi_slopes", "align", "merge_states"):
+        elif kind not in ("rollout", "KVCache", "alibi_slopes", "align", "t5_relative_bias", "merge_states"):
             found["num_threads"] = threads
         target = WholeState if kind == "AttentionState" and module is reference else getattr(module, kind)
         result = target(**found)

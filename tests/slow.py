@@ -45,6 +45,7 @@ class Slow:
             or not self.get("mask", True, *b, h, i, j)
             or not self.get("key_mask", True, *b, j)
             or self.get("bias", 0.0, *b, h, i, j) == -math.inf
+            or self.get("relative_bias", 0.0, *b, h, j - i + self.q_len - 1) == -math.inf
             or (self.options.get("causal", False) and j > p)
             or (left is not None and j < p - left)
             or (right is not None and j > p + right)
@@ -69,7 +70,8 @@ class Slow:
         if stage == "capped":
             return s
         slope = self.get("alibi_slopes", 0.0, *b, h)
-        return s + self.get("bias", 0.0, *b, h, i, j) - slope * abs(self.position(b, i) - j)
+        s += self.get("bias", 0.0, *b, h, i, j) + self.get("relative_bias", 0.0, *b, h, j - i + self.q_len - 1)
+        return s - slope * abs(self.position(b, i) - j)
 
     def row(self, b, h, i):
         """Weights, lse and entropy of one row; the largest score comes off before sums are formed."""
@@ -115,8 +117,8 @@ class Slow:
 
 
 BATCHES = [((), (), ()), ((2,), (2,), (2,)), ((2, 1), (3,), (1, 3)), ((1,), (2,), (2,)), ((), (2,), ())]
-NAMES = ("mask", "key_mask", "bias", "causal", "window", "q_offset", "scale", "softcap", "alibi_slopes", "sinks",
-         "segments", "q_lengths", "kv_lengths")
+NAMES = ("mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "scale", "softcap",
+         "alibi_slopes", "sinks", "segments", "q_lengths", "kv_lengths")
 
 
 def some_option(name, random, batch, heads, q_len, kv_len):
@@ -131,6 +133,7 @@ def some_option(name, random, batch, heads, q_len, kv_len):
         "mask": lambda: random.random(shape) < 0.7,
         "key_mask": lambda: random.random((*per_batch, kv_len)) < 0.7,
         "bias": lambda: np.where(random.random(shape) < 0.2, -np.inf, random.standard_normal(shape)),
+        "relative_bias": lambda: of_distances(random, full, shape),
         "causal": lambda: True,
         "window": lambda: tuple(None if random.random() < 0.3 else int(random.integers(4)) for _ in "lr"),
         "q_offset": lambda: random.integers(-2, kv_len + 2, per_batch),
@@ -141,6 +144,12 @@ def some_option(name, random, batch, heads, q_len, kv_len):
         "q_lengths": lambda: random.integers(0, q_len + 1, per_batch),
         "kv_lengths": lambda: random.integers(0, kv_len + 1, per_batch),
     }[name]()}
+
+
+def of_distances(random, full, shape):
+    """A relative bias that forbids some distances, some axes before the last of length 1 or left out."""
+    shape = *shape[:-2], full[-2] + full[-1] - 1
+    return np.where(random.random(shape) < 0.2, -np.inf, random.standard_normal(shape))
 
 
 def problem(seed, chance=0.4):
@@ -174,7 +183,7 @@ def bounds(arrays, options, eps):
     scale = options.get("scale")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else abs(scale)
     largest = query.max() * key.max() * query.shape[-1] * scale
-    for name in ("bias", "alibi_slopes", "sinks"):
+    for name in ("bias", "relative_bias", "alibi_slopes", "sinks"):
         extra = np.abs(np.asarray(options.get(name, 0.0), np.float64))
         extra = extra[np.isfinite(extra)].max(initial=0)
         largest += extra * (20 if name == "alibi_slopes" else 1)

@@ -14,7 +14,7 @@ from .options import check_lse, check_sinks
 from .scalars import check_num_threads, check_want
 from .stages import check_axes
 
-GRADIENTS = ("query", "key", "value", "bias", "sinks")
+GRADIENTS = ("query", "key", "value", "bias", "relative_bias", "sinks")
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ def backward_args(
     names = check_want(want, GRADIENTS)
     if not names:
         raise ValueError(f"want is empty; wanted at least one name out of {GRADIENTS}")
-    for name, given in (("bias", a.bias), ("sinks", sinks)):
+    for name, given in (("bias", a.bias), ("relative_bias", a.relative_bias), ("sinks", sinks)):
         if name in names and given is None:
             raise ValueError(f"want has {name!r}, but no {name} was given")
     rows = "the shape of the output"

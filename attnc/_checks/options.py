@@ -39,6 +39,15 @@ def check_bias(bias: object, a: Args) -> np.ndarray:
     return bias
 
 
+def check_relative_bias(relative_bias: object, a: Args) -> np.ndarray:
+    """The bias of each distance, as a view of the shape of a bias: row i, key j is entry j - i + q_len - 1."""
+    x = native_floats("relative_bias", relative_bias, "")
+    length = max(a.q_len + a.kv_len - 1, 0)
+    axes = "(q_len + kv_len - 1,)" if a.two_d else "(batch..., q_heads, q_len + kv_len - 1)"
+    check_fits("relative_bias", x.shape, (length,) if a.two_d else (*a.batch, a.q_heads, length), axes, exact=1)
+    return overlapping_rows(x, a.q_len, a.kv_len)
+
+
 def check_q_offset(q_offset: object, a: Args) -> int | np.ndarray:
     """The position of the first query row: an int for all, or an array over the batch."""
     offsets = integers("q_offset", q_offset, -MAX_OFFSET, MAX_OFFSET)
@@ -107,6 +116,14 @@ def bools(name: str, x: object, true: str, advice: str) -> np.ndarray:
     if x.dtype != bool:
         raise TypeError(f"{name} must be bool, True = {true}, got {describe(x)}; {advice}")
     return x
+
+
+def overlapping_rows(x: np.ndarray, q_len: int, kv_len: int, writeable: bool = False) -> np.ndarray:
+    """A view (..., q_len, kv_len) of x (..., q_len + kv_len - 1) with entry ``j - i + q_len - 1`` at (i, j)."""
+    if not (q_len and kv_len):
+        return np.zeros((*x.shape[:-1], q_len, kv_len), x.dtype)
+    rows: np.ndarray = np.lib.stride_tricks.sliding_window_view(x, kv_len, -1, writeable=writeable)
+    return rows[..., ::-1, :]
 
 
 def integers(name: str, x: object, low: int = -2**63, high: int = 2**63 - 1) -> np.ndarray:

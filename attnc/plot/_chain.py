@@ -150,6 +150,7 @@ def _one_row(args, head, row):
         "q_offset": int(_number(offset, 0)) + row,
         "mask": None if args.mask is None else np.broadcast_to(args.mask, whole)[head, row:row + 1],
         "bias": None if args.bias is None else np.broadcast_to(args.bias, whole)[head, row:row + 1],
+        "relative_bias": None if args.relative_bias is None else np.broadcast_to(args.relative_bias, whole)[head, row],
         "key_mask": args.key_mask,
         "sinks": None if args.sinks is None else args.sinks[head:head + 1],
         "alibi_slopes": None if args.alibi_slopes is None else args.alibi_slopes[..., head:head + 1].reshape(1),

@@ -5,6 +5,7 @@ float64 make it an oracle for narrower dtypes; the original inputs make it the y
 """
 
 from ..masks import alibi_slopes
+from ..relative import t5_relative_bias, t5_relative_bias_backward
 from ._align import align
 from ._attention import attention, attention_weights, weighted_sum
 from ._backward import attention_backward, log_softmax_backward, softmax_backward
@@ -31,5 +32,7 @@ __all__ = [
     "rollout",
     "softmax",
     "softmax_backward",
+    "t5_relative_bias",
+    "t5_relative_bias_backward",
     "weighted_sum",
 ]

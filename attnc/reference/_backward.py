@@ -17,11 +17,11 @@ from ._softmax import softmax_of_scores
 def attention_backward(
         grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
         *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
-        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
-        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-        want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None,
+        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
+        layout: Layout = "bhnd", want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None,
         num_threads: int | None = None) -> AttentionGradients:
     """Gradients of attention: the definition of `attnc.attention_backward`.
 
@@ -31,6 +31,7 @@ def attention_backward(
         d_score = w * (g . v[j] - delta)          d_product = scale * d_score * (1 - tanh(product / softcap)**2)
         d_query = sum of d_product * key[j]       d_key[j] = sum over the rows of d_product * query
         d_bias  = d_score                         d_value[j] = sum over the rows of w * g
+        d_relative_bias[m] = sum of d_score over the places with j - i + q_len - 1 = m
         d_sink  = sum over the rows of -exp(sink - lse) * delta
 
     Parameters, results and errors are those of `attnc.attention_backward`.
@@ -51,7 +52,8 @@ import numpy as np
     with np.errstate(all="ignore"):
         found = run(b)
         a = b.args
-        like: dict[str, Any] = {"query": a.query, "key": a.key, "value": a.value, "bias": a.bias, "sinks": b.sinks_like}
+        like: dict[str, Any] = {"query": a.query, "key": a.key, "value": a.value, "bias": a.bias,
+                                "relative_bias": a.relative_bias, "sinks": b.sinks_like}
         return AttentionGradients(**{name: found[name].astype(like[name].dtype, order="C") for name in b.want})
 
 
@@ -85,8 +87,12 @@ def run(b: BackwardArgs) -> dict[str, np.ndarray]:
     found |= {"scores": d_scores, "weights": weights}
     if "bias" in b.want and a.bias is not None:
         found["bias"] = sum_to(d_scores, a.bias.shape)
+    if "relative_bias" in b.want and a.relative_bias is not None:
+        found["relative_bias"] = of_distances(sum_to(d_scores, a.relative_bias.shape))
     if b.sinks is not None and own.sink_logs is not None:
         found["sinks"] = of_sinks(b, b.sinks, delta[..., 0], np.where(same, own.sink_logs, -np.inf), same)
+        if b.sinks_like is not None:
+            found["sinks"] = found["sinks"].reshape(b.sinks_like.shape)
     return found
 
 
@@ -113,6 +119,15 @@ def of_sinks(b: BackwardArgs, sinks: np.ndarray, delta: np.ndarray, sink_logs: n
         share = np.where((lse[rows] == -np.inf) & ~known[rows], 0, np.exp(logs))
         found[head] -= np.where(share == 0, 0, share * delta[rows]).sum()
     return found
+
+
+def of_distances(d_scores: np.ndarray) -> np.ndarray:
+    """The sum over all places (i, j) of each distance, at ``j - i + q_len - 1``."""
+    *lead, q_len, kv_len = d_scores.shape
+    total = np.zeros((*lead, max(q_len + kv_len - 1, 0)), d_scores.dtype)
+    for i in range(q_len if kv_len else 0):
+        total[..., q_len - 1 - i:q_len - 1 - i + kv_len] += d_scores[..., i, :]
+    return total
 
 
 def sum_to(x: np.ndarray, shape: Shape) -> np.ndarray:

@@ -70,15 +70,15 @@ class KVCache(Locked):
 
     def attend(
             self, query: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
-            bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-            q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-            want: Wanted | tuple[()] = (), out: Array | None = None,
-            num_threads: int | None = None) -> np.ndarray | AttentionResult:
+            bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
+            window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
+            softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+            q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+            q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
+            out: Array | None = None, num_threads: int | None = None) -> np.ndarray | AttentionResult:
         """Attention of a query over the tokens that are there; its last row stands at the last token."""
-        check_attend(self._sizes, mask=mask, key_mask=key_mask, bias=bias, window=window, q_offset=q_offset,
-                     q_segments=q_segments, k_segments=k_segments)
+        check_attend(self._sizes, mask=mask, key_mask=key_mask, bias=bias, relative_bias=relative_bias, window=window,
+                     q_offset=q_offset, q_segments=q_segments, k_segments=k_segments)
         query = float_array("query", query)
         scaled = self._sizes.dtype == np.int8
         wide = query.astype(accumulator(query.dtype), copy=False) if scaled else query

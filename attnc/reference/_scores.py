@@ -12,12 +12,12 @@ from .._types import Array, ArrayLike, Layout, Stage, Window
 
 def attention_scores(
         query: ArrayLike, key: ArrayLike, *, stage: Stage = "masked", mask: ArrayLike | None = None,
-        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, causal: bool = False,
-        window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", out: Array | None = None,
-        num_threads: int | None = None) -> np.ndarray:
+        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
+        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+        out: Array | None = None, num_threads: int | None = None) -> np.ndarray:
     """Scores of every query with every key: the definition of `attnc.attention_scores`.
 
     Parameters, results and errors are those of `attnc.attention_scores`.
@@ -64,6 +64,8 @@ def masked_scores(a: Args, allowed: np.ndarray) -> np.ndarray:
     scores = unmasked_scores(a, "capped")
     if a.bias is not None:
         scores = scores + saturated(a.bias, a.acc)
+    if a.relative_bias is not None:
+        scores = scores + saturated(a.relative_bias, a.acc)
     if a.alibi_slopes is not None:
         distance = np.abs(np.arange(a.kv_len) - masks.positions(a)).astype(a.acc)
         scores = scores - a.alibi_slopes[..., None, None] * distance
@@ -74,7 +76,8 @@ def stored_scores(a: Args, allowed: np.ndarray) -> tuple[np.ndarray, np.floating
     """Finished scores as ``scores * unit``. With nothing but a scale, it is applied after the maximum is subtracted, so
     that scores which it takes out of the range of floats have their weights; `scores` are then products."""
     magnitude = abs(a.scale)
-    if a.softcap is not None or a.bias is not None or a.alibi_slopes is not None or not 1e-30 < magnitude < 1e30:
+    finished = any(x is not None for x in (a.softcap, a.bias, a.relative_bias, a.alibi_slopes))
+    if finished or not 1e-30 < magnitude < 1e30:
         return masked_scores(a, allowed), a.acc.type(1)
     scores = unmasked_scores(a, "raw")
     return np.where(allowed, -scores if a.scale < 0 else scores, a.acc.type(-np.inf)), a.acc.type(magnitude)

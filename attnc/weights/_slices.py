@@ -38,7 +38,8 @@ def part(a: Args, *, batch: tuple[slice, ...] = (), heads: slice = ALL, rows: sl
         offset = (a.kv_len if a.kv_lengths is None else a.kv_lengths) - q_lengths
     some.query = _cut(a.query, batch, (heads, rows, ALL))
     some.key = _cut(a.key, batch, (kv_heads, keys, ALL))
-    some.mask, some.bias = (_cut_option(x, batch, (heads, rows, keys)) for x in (a.mask, a.bias))
+    some.mask, some.bias, some.relative_bias = (
+        _cut_option(x, batch, (heads, rows, keys)) for x in (a.mask, a.bias, a.relative_bias))
     some.key_mask = _cut_option(a.key_mask, batch, (keys,))
     some.alibi_slopes, some.sinks = _cut_option(a.alibi_slopes, batch, (heads,)), _cut_option(a.sinks, (), (heads,))
     some.q_segments, some.k_segments = (
@@ -64,8 +65,8 @@ def one_head(a: Args, places: tuple[int, ...]) -> Args:
     return some
 
 
-_TRAILING = dict(query=3, key=3, mask=3, bias=3, key_mask=1, alibi_slopes=1, q_segments=1, k_segments=1, q_offset=0,
-                 q_lengths=0, kv_lengths=0)
+_TRAILING = dict(query=3, key=3, mask=3, bias=3, relative_bias=3, key_mask=1, alibi_slopes=1, q_segments=1,
+                 k_segments=1, q_offset=0, q_lengths=0, kv_lengths=0)
 
 
 def _cut(x: np.ndarray, batch: tuple[slice, ...], trailing: tuple[slice, ...]) -> np.ndarray:

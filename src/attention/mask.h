@@ -13,6 +13,17 @@ INLINE int T(is_all_minus_inf)(const REAL *b, ix n) {        /* ordinary biases 
     return 1;
 }
 
+/* b = b + the second bias of row r from the key `first` on; -inf in either forbids a key. */
+static __attribute__((noinline)) void T(add_relative_bias)(const Params *p, const Task *t, ix r, ix first, ix n,
+                                                           const REAL *b, REAL *sum) {
+    const Array *a = &p->relative;
+    const char *src = row_address(t, a, t->relative, r) + first * a->col;
+    for (ix j = 0; j < n; j++) {
+        REAL x = T(element)(src + j * a->col, a->dtype);
+        sum[j] = b[j] == -INFINITY || x == -INFINITY ? -INFINITY : b[j] + x;
+    }
+}
+
 /* Mask, key_mask and segments as bytes, and the address of each row's bias. Returns whether any key of the part may be
  * allowed; `all` receives whether all are, except for the bias. */
 static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *all) {
@@ -45,7 +56,12 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
         }
         if (p->bias.data) {
             const char *src = row_address(t, &p->bias, t->bias, r) + from * p->bias.col;
-            const REAL *b = T(row)(src, p->bias.col, p->bias.dtype, width, P_(bias_rows) + (r - r0) * p->width + lo);
+            REAL *copy = P_(bias_rows) + (r - r0) * p->width + lo;
+            const REAL *b = T(row)(src, p->bias.col, p->bias.dtype, width, copy);
+            if (p->relative.data) {
+                T(add_relative_bias)(p, t, r, from, width, b, copy);
+                b = copy;
+            }
             t->bias_row[r - r0] = b;
             if (any && !some) any = !T(is_all_minus_inf)(b, width);
         }

@@ -9,7 +9,7 @@ enum { WANT_QUERY = 1, WANT_KEY = 2, WANT_VALUE = 4, WANT_BIAS = 8 };    /* grad
 
 typedef struct Gradients {
     Array grad_out, output, grad_lse, delta;       /* delta: of each row, sum(grad_out * output) - grad_lse */
-    Array query, key, value, bias;                 /* the gradients; NULL where not wanted */
+    Array query, key, value, bias, relative;       /* the gradients; NULL where not wanted */
     Params products;             /* the call whose scores are grad_out . value: the gradients of the weights */
     ix value_dim;
     ix stride, value_stride;     /* of a row of query and key, or grad_out and value, in scratch */

@@ -30,6 +30,7 @@ static void open_arrays(const Params *p, Task *t) {
     t->mask = address(&p->mask, &p->batch, t->batch, 0);
     t->key_mask = address(&p->key_mask, &p->batch, t->batch, 0);
     t->bias = address(&p->bias, &p->batch, t->batch, 0);
+    t->relative = address(&p->relative, &p->batch, t->batch, 0);
     t->q_segments = address(&p->q_segments, &p->batch, t->batch, 0);
     t->k_segments = address(&p->k_segments, &p->batch, t->batch, 0);
 }

@@ -29,7 +29,8 @@ typedef struct { ix n; const ix *shape; } Batch;
 
 typedef struct {
     Array query, key, value, out, lse, weights, scores;
-    Array mask, key_mask, bias, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths;
+    Array mask, key_mask, bias, relative, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths;
+    /* relative: a second bias, NULL unless there is a first */
     Array q_starts, k_starts;    /* packed sequences: where they start; rows past a q_length belong to others */
     Array key_scale, value_scale;    /* float factors of int8 rows, contiguous; not given for other dtypes */
     Batch batch;

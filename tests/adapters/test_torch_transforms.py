@@ -183,6 +183,9 @@ OPTIONS = {
     "key_mask": {"key_mask": random(2, 7) < 0.5},
     "bias": {"bias": random(4, 5, 1)},
     "forbidding bias": {"bias": torch.where(random(5, 7) < 0.8, random(5, 7), -torch.inf), "softcap": 2.0},
+    "relative bias": {"relative_bias": random(4, 11), "softcap": 2.0},
+    "two biases": {"relative_bias": torch.where(random(2, 1, 11) < 0.8, random(2, 1, 11), -torch.inf),
+                   "bias": random(4, 5, 1)},
     "no keys": {"bias": torch.where(torch.arange(5)[:, None] == 2, -torch.inf, random(5, 7))},
     "causal": {"causal": True, "q_offset": torch.tensor([-2, 1])},
     "window": {"window": (2, 1), "scale": -0.3},
@@ -198,6 +201,9 @@ OPTIONS = {
 }
 
 
+LEARNT = ("bias", "relative_bias", "sinks")
+
+
 def operands(layout="bhnd", *lead, grad=False):
     found = [random(*lead, 2, *shape, seed=i) for i, shape in enumerate(((4, 5, 8), (2, 7, 8), (2, 7, 3)))]
     found = [x.transpose(-2, -3) if layout == "bnhd" else x for x in found]
@@ -207,7 +213,7 @@ def operands(layout="bhnd", *lead, grad=False):
 def differentiable(options):
     """Query, key, value, and the options that have a gradient."""
     given = {**dict(zip(("query", "key", "value"), operands(options.get("layout", "bhnd")), strict=True)), **options}
-    return {name: x for name, x in given.items() if name in ("query", "key", "value", "bias", "sinks")}
+    return {name: x for name, x in given.items() if name in ("query", "key", "value", *LEARNT)}
 
 
 def finite(found):
@@ -251,7 +257,7 @@ def test_derivatives_of_all_orders(options):
     # as small as it can be: the numerical derivatives take a call for each element
     inputs = [x[:, :, :, :2] if name in ("query", "key", "value") else x for name, x in zip(names, inputs, strict=True)]
     inputs = [torch.where(x.isfinite(), x, -1.0).requires_grad_() for x in inputs]
-    empty = {name: ~torch.isfinite(x) for name, x in options.items() if name in ("bias", "sinks")}
+    empty = {name: ~torch.isfinite(x) for name, x in options.items() if name in LEARNT}
 
     def function(*inputs):
         given = dict(zip(names, inputs, strict=True))
@@ -300,7 +306,7 @@ def test_vmap_as_a_loop(isa, options, layout, mapped):
             return (output.sin().sum() + lse.cos().sum()), (found.output, found.lse, found.weights)
 
         of = {"query": query, "key": key, "value": value,
-              **{name: x for name, x in {**shared, **given}.items() if name in ("bias", "sinks")}}
+              **{name: x for name, x in {**shared, **given}.items() if name in LEARNT}}
         return grad(total, has_aux=True)(of)
 
     tensors = list(many.values())

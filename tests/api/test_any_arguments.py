@@ -17,7 +17,8 @@ SIZES = st.integers(0, 5)
 NUMBERS = st.one_of(st.sampled_from([0, 1, -1, 0.5, -2.0, float("nan"), float("inf"), True, 2**40]), st.integers(-6, 6))
 GARBAGE = {
     "mask": [np.ones(3), "yes", np.ones((9, 9, 9, 9, 9, 9), bool)], "key_mask": [np.ones(2), True, [[1]]],
-    "bias": [np.ones(3, int), "b", np.ones((7, 1, 1, 1, 1), complex)], "causal": [1, "no", None],
+    "bias": [np.ones(3, int), "b", np.ones((7, 1, 1, 1, 1), complex)],
+    "relative_bias": [np.ones(3, int), np.ones((4, 1)), 1.0], "causal": [1, "no", None],
     "window": [3, (1,), (-1, 2), "ab", (1.5, 0), True], "q_offset": [1.5, "x", [[1, 2], [3, 4], [5, 6]], 2**60, True],
     "scale": [np.nan, np.inf, "x", [1.0], 1j, True], "softcap": [0, -1.0, np.nan, "x"],
     "alibi_slopes": [np.ones(1000), "x", [1j]], "sinks": [np.ones((2, 2)), "x", {}], "q_segments": [[1], 1, [0.5]],
@@ -51,7 +52,8 @@ def calls(draw):
     found = {name: draw(arrays(shape, draw(st.sampled_from(DTYPES)))) for name, shape in shapes.items()}
     right = {
         "mask": arrays((heads, q_len, kv_len), "bool"), "key_mask": arrays((*batch, kv_len), "bool"),
-        "bias": arrays((heads, q_len, kv_len)), "causal": st.booleans(),
+        "bias": arrays((heads, q_len, kv_len)), "relative_bias": arrays((heads, max(q_len + kv_len - 1, 0))),
+        "causal": st.booleans(),
         "window": st.tuples(*[st.one_of(st.none(), st.integers(0, 3))] * 2), "q_offset": st.integers(-3, 9),
         "scale": st.floats(-2, 2), "softcap": st.floats(0.5, 9), "alibi_slopes": arrays((heads,)),
         "sinks": arrays((heads,)), "q_segments": arrays((*batch, q_len), "int"),

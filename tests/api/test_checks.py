@@ -80,6 +80,11 @@ WRONG = {
     "bool bias": (T, {"bias": np.ones((5, 7), bool)}, ["bias", "bool", "mask="]),
     "int bias": (T, {"bias": np.ones((5, 7), int)}, ["bias", "int64", "float32"]),
     "bias shape": (V, {"bias": np.ones((2, 5, 7))}, ["bias", "(2, 5, 7)", "(2, 4, 5, 7)"]),
+    "bool relative_bias": (T, {"relative_bias": np.ones(11, bool)}, ["relative_bias", "bool", "float32"]),
+    "relative_bias length": (V, {"relative_bias": np.ones(12)}, ["relative_bias", "(12,)", "(2, 4, 11)",
+                                                                 "q_len + kv_len - 1"]),
+    "relative_bias of one": (V, {"relative_bias": np.ones((4, 1))}, ["relative_bias", "(4, 1)", "(2, 4, 11)"]),
+    "relative_bias heads": (V, {"relative_bias": np.ones((2, 11))}, ["relative_bias", "(2, 11)", "(2, 4, 11)"]),
     # positions and lengths
     "causal": (T, {"causal": 1}, ["causal", "int 1", "True or False"]),
     "causal array": (T, {"causal": np.ones(2, bool)}, ["causal", "bool array"]),
@@ -162,8 +167,8 @@ def test_errors_say_what_is_wrong(name):
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value", "mask", "key_mask", "bias", "q_offset", "alibi_slopes",
-                                  "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths"])
+@pytest.mark.parametrize("name", ["query", "key", "value", "mask", "key_mask", "bias", "relative_bias", "q_offset",
+                                  "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths"])
 def test_out_shares_memory_with_no_input(name):
     shapes = {"query": (1, 1, 3, 4), "key": (1, 1, 3, 4), "value": (1, 1, 3, 3)}
     out = np.zeros((1, 1, 3, 3), np.float32)
@@ -171,7 +176,8 @@ def test_out_shares_memory_with_no_input(name):
     raw = out.view(np.uint8).ravel()
     arguments |= {
         "mask": {"mask": raw[:3].view(bool)}, "key_mask": {"key_mask": raw[:3].view(bool)},
-        "bias": {"bias": raw[:12].view(np.float32)}, "q_offset": {"q_offset": raw[:4].view(np.int32)},
+        "bias": {"bias": raw[:12].view(np.float32)}, "relative_bias": {"relative_bias": raw[:20].view(np.float32)},
+        "q_offset": {"q_offset": raw[:4].view(np.int32)},
         "alibi_slopes": {"alibi_slopes": raw[:4].view(np.float32)}, "sinks": {"sinks": raw[:4].view(np.float32)},
         "q_segments": {"q_segments": raw[:24].view(np.int64), "k_segments": np.zeros(3, int)},
         "k_segments": {"k_segments": raw[:24].view(np.int64), "q_segments": np.zeros(3, int)},
@@ -335,7 +341,8 @@ def test_weighted_sum_out_on_an_input():
         weighted_sum_args(weights, np.zeros((4, 5, 5)), weights, None)
 
 
-NO_ARRAYS_FIRST = ("AttentionWeights", "KVCache", "alibi_slopes", "align", "merge_states", "rollout")
+NO_ARRAYS_FIRST = ("AttentionWeights", "KVCache", "alibi_slopes", "align", "merge_states", "rollout",
+                   "t5_relative_bias", "t5_relative_bias_backward")
 
 
 @pytest.mark.parametrize("name", [name for name in reference.__all__ if name not in NO_ARRAYS_FIRST])

@@ -16,8 +16,9 @@ from attnc import _types, masks
 X = np.ones((1, 2, 3, 4), np.float32)
 ROWS, TOKENS = np.ones((1, 2, 3), np.float32), np.ones((3, 2, 4), np.float32)
 OPTIONS = dict(
-    mask=np.ones((3, 3), bool), key_mask=np.ones((1, 3), bool), bias=np.zeros((3, 3)), causal=True, window=(1, None),
-    q_offset=np.array([0]), scale=0.5, softcap=2.0, alibi_slopes=np.zeros(2), sinks=np.zeros(2),
+    mask=np.ones((3, 3), bool), key_mask=np.ones((1, 3), bool), bias=np.zeros((3, 3)),
+    relative_bias=np.zeros(5), causal=True, window=(1, None), q_offset=np.array([0]), scale=0.5, softcap=2.0,
+    alibi_slopes=np.zeros(2), sinks=np.zeros(2),
     q_segments=np.zeros((1, 3), int), k_segments=np.zeros((1, 3), int), q_lengths=np.array([3]),
     kv_lengths=np.array([3]), layout="bhnd", num_threads=1)
 QKV, QK = dict(query=X, key=X, value=X), dict(query=X, key=X)
@@ -71,7 +72,7 @@ CALLS = {      # what makes the object of a method, and what to call it with
     "KVCache.append": (cache, dict(key=X[..., :2, :], value=X[..., :2, :], lengths=np.array([1]))),
     "KVCache.attend": (cache, dict(query=X, causal=True, window=(1, 0), sinks=np.zeros(2),
                                             q_offset=np.array([2]), mask=np.ones((3, 5), bool),
-                                            bias=np.zeros((3, 5)))),
+                                            bias=np.zeros((3, 5)), relative_bias=np.zeros(7))),
     "KVCache.truncate": (cache, dict(lengths=np.array([1]))),
     "KVCache.reorder": (cache, dict(indices=np.array([0]))),
     "causal_mask": (None, dict(q_len=2, kv_len=3, q_offset=np.array([1]))),
@@ -79,6 +80,9 @@ CALLS = {      # what makes the object of a method, and what to call it with
     "length_mask": (None, dict(lengths=np.array([1, 2]), length=3)),
     "segment_mask": (None, dict(q_segments=np.array([0, 1]), k_segments=np.array([0]))),
     "alibi_slopes": (None, dict(heads=4)),
+    "t5_relative_bias": (None, dict(table=np.zeros((8, 2)), q_len=2, kv_len=3, q_offset=1, max_distance=9,
+                                    bidirectional=False)),
+    "t5_relative_bias_backward": (None, dict(grad_output=np.zeros((2, 4)), buckets=8, q_len=2, kv_len=3)),
     "align": (None, dict(matrix=np.eye(3), medfilt=3)),
     "AttentionWeights": (None, QK | but("sinks") | {"lse": ROWS}),
     **{f"AttentionWeights.{name}": (lazy, None) for name in ("shape", "ndim", "dtype", "lse", "T")},

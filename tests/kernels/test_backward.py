@@ -10,17 +10,21 @@ from attnc._checks import backward_args
 from attnc.reference import _backward
 from attnc.testing import assert_within
 
-ALL = ("query", "key", "value", "bias", "sinks")
+ALL = ("query", "key", "value", "bias", "relative_bias", "sinks")
 RANDOM = np.random.default_rng(0)
 SIZES = dict(batch=(2,), q_heads=4, kv_heads=2, q_len=9, kv_len=13, head_dim=6, value_dim=5)
 MASK = RANDOM.random((4, 9, 13)) < 0.7
 MASK[1, 2] = False                          # a row that sees nothing
 BIAS = RANDOM.standard_normal((2, 1, 9, 13))
+RELATIVE = RANDOM.standard_normal((2, 4, 21))
 OPTIONS = {
     "plain": {},
     "mask": {"mask": MASK},
     "key_mask": {"key_mask": np.arange(13) != 4},
     "bias": {"bias": BIAS},
+    "relative_bias": {"relative_bias": RELATIVE},
+    "relative_bias of one head": {"relative_bias": RELATIVE[:1, :1]},
+    "relative_bias of all": {"relative_bias": np.where(np.arange(21) % 5 == 2, -np.inf, 0.5), "softcap": 0.7},
     "bias of minus infinity": {"bias": np.where(MASK, 0.5, -np.inf)},
     "causal": {"causal": True},
     "top-left": {"causal": True, "q_offset": 0},
@@ -32,15 +36,15 @@ OPTIONS = {
     "sinks": {"sinks": np.array([0.3, -np.inf, 1.0, -2.0])},
     "segments": {"q_segments": np.repeat([0, 1, -1], 3), "k_segments": np.repeat([0, 1], [6, 7])},
     "lengths": {"q_lengths": [9, 4], "kv_lengths": [0, 11], "sinks": np.zeros(4)},
-    "all": {"mask": MASK, "bias": BIAS, "causal": True, "window": (9, None), "softcap": 2.0, "scale": 0.9,
-            "alibi_slopes": np.arange(4) / 8, "sinks": np.arange(4) / 4, "q_lengths": 8},
+    "all": {"mask": MASK, "bias": BIAS, "relative_bias": RELATIVE, "causal": True, "window": (9, None),
+            "softcap": 2.0, "scale": 0.9, "alibi_slopes": np.arange(4) / 8, "sinks": np.arange(4) / 4, "q_lengths": 8},
 }
 BIASES = [(2, 4, 9, 13), (4, 9, 13), (1, 4, 9, 13), (2, 1, 9, 13), (9, 13), (2, 4, 1, 13), (13,), (1, 1, 9, 1),
           (2, 4, 1, 1), (1, 1, 1, 1)]
 
 
 def wants(options):
-    return ("query", "key", "value", *(name for name in ("bias", "sinks") if name in options))
+    return ("query", "key", "value", *(name for name in ("bias", "relative_bias", "sinks") if name in options))
 
 
 def forward(query, key, value, seed=1, **options):
@@ -70,6 +74,8 @@ def exact(grad, query, key, value, output, lse, **options):
              "sinks": largest(rows.sum((0, -2)))}
     if a.bias is not None:
         scale["bias"] = largest(_backward.sum_to(terms, a.bias.shape))
+    if a.relative_bias is not None:
+        scale["relative_bias"] = largest(_backward.of_distances(_backward.sum_to(terms, a.relative_bias.shape)))
     return found, scale
 
 
@@ -161,6 +167,13 @@ def test_bias_beyond_a_block(isa, seed):
         check(*inputs(random, (2,), 4, 2, 130, 300), bias=normal(random, shape), want=("bias",))
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 429), (4, 429), (2, 1, 429), (1, 4, 429), (429,)], ids=str)
+def test_relative_bias_beyond_a_block(isa, shape, seed):
+    random = np.random.default_rng(seed)
+    got = check(*inputs(random, (2,), 4, 2, 130, 300), relative_bias=normal(random, shape), want=("relative_bias",))
+    assert got.relative_bias.shape == shape
+
+
 def test_query_heads_share_a_row_of_bias_in_two_blocks(isa, seed):
     """A block holds 96 rows, 19 of five heads and the twentieth of one: its gradient is the sum over two blocks."""
     random = np.random.default_rng(seed)
@@ -236,7 +249,8 @@ def test_threads_passes_and_mates_change_no_bit(isa, name, dtype, seed):
     random = np.random.default_rng(seed)
     query, key, value = inputs(random, *LONG[name], dtype=dtype)
     bias = normal(random, (query.shape[-2], key.shape[-2]), dtype)
-    options = {"causal": True, "bias": bias, "sinks": np.zeros(query.shape[-3])}
+    relative = normal(random, (query.shape[-3], query.shape[-2] + key.shape[-2] - 1), dtype)
+    options = {"causal": True, "bias": bias, "relative_bias": relative, "sinks": np.zeros(query.shape[-3])}
     arrays = *forward(query, key, value, **options)[:1], query, key, value, *forward(query, key, value, **options)[1:3]
     one = attnc.attention_backward(*arrays, want=ALL, num_threads=1, **options)
     for threads in (2, 3, 5):

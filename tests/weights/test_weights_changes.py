@@ -81,6 +81,7 @@ def test_before_the_first_answer_arrays_may_change(isa, name):
 OPERANDS = {
     "query": (None, 0.5), "key": (None, 0.5), "mask": (np.ones((9, 12), bool), False),
     "key_mask": (np.ones((2, 12), bool), False), "bias": (np.zeros((4, 9, 12), np.float32), np.nan),
+    "relative_bias": (np.zeros((4, 20), np.float32), 0.5),
     "q_offset": (np.array([3, 4]), 2), "alibi_slopes": (np.ones(4, np.float32), 0.5),
     "sinks": (np.ones(4, np.float32), 0.5), "q_segments": (np.zeros((2, 9), np.int64), 1),
     "k_segments": (np.zeros((2, 12), np.int64), 1), "q_lengths": (np.array([9, 9]), 8),

@@ -59,6 +59,8 @@ def attention_backward(grad_output: torch.Tensor, grad_lse: torch.Tensor | None,
             found[name] = _given_axes(p, total.unflatten(-3, (-1, p.group)).sum(-3))
         elif name == "bias":
             found[name] = d_scores
+        elif name == "relative_bias":
+            found[name] = _of_distances(d_scores)
         else:
             found[name] = sinks_gradient(delta.squeeze(-1), p.lse.squeeze(-1), p.sinks)
     given = dict(zip(INPUTS, (query, key, value, *options), strict=False))
@@ -86,8 +88,8 @@ def _parts(args: Sequence[Any]) -> types.SimpleNamespace:
     batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (p.query, p.key, p.value)))
     query, key, value = (x if p.two_d else x.expand(*batch, *x.shape[-3:]) for x in (p.query, p.key, p.value))
     empty = [x.new_empty((*x.shape[:-1], 0), dtype=acc) for x in (query, key)]
-    of_places = {**{name: getattr(p, name) for name in ARRAYS}, "bias": None, "sinks": None, "scale": None,
-                 "softcap": None}
+    of_places = {**{name: getattr(p, name) for name in ARRAYS}, "bias": None, "relative_bias": None, "sinks": None,
+                 "scale": None, "softcap": None}
     numbers = {**{name: getattr(p, name) for name in NUMBERS}, "factor": None, "cap": None, "order": None}
     places = torch.ops.attnc.attention_places(*empty, *of_places.values(), *numbers.values())
 
@@ -107,10 +109,10 @@ def _parts(args: Sequence[Any]) -> types.SimpleNamespace:
         capped = torch.tanh(scores / cap)
         scores, p.slope = cap * capped, 1 - capped ** 2
     p.allowed = (places != -torch.inf).expand(scores.shape)
-    if p.bias is not None:
-        bias = p.bias.to(acc)
-        p.allowed = p.allowed & (bias != -torch.inf)
-        scores = scores + torch.where(bias == -torch.inf, 0, bias)
+    for bias in (p.bias, None if p.relative_bias is None else _at_places(p.relative_bias, scores.shape)):
+        if bias is not None:
+            p.allowed = p.allowed & (bias != -torch.inf)
+            scores = scores + torch.where(bias == -torch.inf, 0, bias.to(acc))
     some = p.allowed.any(-1, keepdim=True)
     # rows without a key count as rows of zeros until the end: no derivative meets inf - inf
     scores = torch.where(p.allowed, scores + torch.where(places == -torch.inf, 0, places),
@@ -133,6 +135,24 @@ def _parts(args: Sequence[Any]) -> types.SimpleNamespace:
     p.weights = torch.where(p.allowed, weights * intact, 0)
     p.lse = torch.where(some, lse * intact, nothing)
     return p
+
+
+def _at_places(relative_bias: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The relative bias of each place, (..., q_len, kv_len)."""
+    return relative_bias[..., _distances(shape, relative_bias.device)]
+
+
+def _of_distances(d_scores: torch.Tensor) -> torch.Tensor:
+    """The sum over the places of each distance, (..., q_len + kv_len - 1)."""
+    *lead, rows, keys = d_scores.shape
+    total = d_scores.new_zeros((*lead, max(rows + keys - 1, 0)))
+    return total.index_add(-1, _distances(d_scores.shape, d_scores.device).flatten(), d_scores.flatten(-2))
+
+
+def _distances(shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Which entry of a relative bias belongs to each place (q_len, kv_len)."""
+    rows, keys = torch.arange(shape[-2], device=device), torch.arange(shape[-1], device=device)
+    return keys - rows[:, None] + shape[-2] - 1
 
 
 def _kernel_axes(p: types.SimpleNamespace, x: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,8 @@ from ._tensors import array, as_tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ARRAYS = ("mask", "key_mask", "bias", "q_offset", "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths",
-          "kv_lengths", "scale", "softcap")
+ARRAYS = ("mask", "key_mask", "bias", "relative_bias", "q_offset", "alibi_slopes", "sinks", "q_segments", "k_segments",
+          "q_lengths", "kv_lengths", "scale", "softcap")
 INPUTS = ("query", "key", "value", *ARRAYS)
 # An option that is an array or a number has a name for each: q_offset and offset, scale and factor, softcap and cap.
 NUMBERS = {"causal": "bool", "left": "SymInt?", "right": "SymInt?", "offset": "SymInt?", "factor": "float?",
@@ -130,7 +130,7 @@ def _(grad_output: torch.Tensor, grad_lse: torch.Tensor | None, query: torch.Ten
 @torch.library.impl(LIBRARY, "attention_places", "CPU")     # type: ignore[untyped-decorator]
 @torch._disable_dynamo     # type: ignore[untyped-decorator]
 def _attention_places(query: torch.Tensor, key: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """What is added to the scores of each place, from all options but the bias: -inf, a distance by ALiBi, or 0."""
+    """What is added to the scores of each place, from all options but the biases: -inf, a distance by ALiBi, or 0."""
     return as_tensor(attnc.attention_scores(array(query)[..., :0], array(key)[..., :0], **_options(rest)))
 
 
