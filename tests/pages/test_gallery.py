@@ -29,7 +29,7 @@ def faults(text):
         found.append("memory")
     if not set(re.fullmatch(r"attnc\[([\w,]+)\].*", given["Needs"])[1].split(",")) <= set(EXTRAS):
         found.append("extras")
-    if "# %%" not in text or ".set_label(" not in text or "assert " not in text:
+    if "# %%" not in text or ".set_label(" not in text or "assert" not in text:
         found.append("no block of text, no description of a figure, or nothing asserted")
     if len(text.splitlines()) > 120:
         found.append("long")
