@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import attnc
 import attnc.datasets
 from attnc._files import whole, write_text
+from attnc._views.source import Source
 from attnc._views.tokens import visible, visible_lines
 from attnc.bench import cases, machine, parity, report, runner
 from attnc.bench.contenders import CONTENDERS
@@ -70,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 class _Version(argparse.Action):
     """As argparse's own, which would read the metadata for every command."""
 
-    def __call__(self, parser, *_):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"attnc {attnc.__version__}")
         parser.exit()
 
@@ -116,7 +118,8 @@ def _run(arguments: list[str]) -> int:
         isa = getattr(options, "isa", None)
         if isa and isa not in (attnc.isa(), os.environ.get("ATTNC_ISA")):
             return _with_isa(isa, arguments)
-        return options.run(options)
+        status: int = options.run(options)
+        return status
     except BrokenPipeError:
         raise
     except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
@@ -146,7 +149,7 @@ def _with_isa(isa: str, arguments: list[str]) -> int:
             continue
 
 
-def _info(options) -> int:
+def _info(options: argparse.Namespace) -> int:
     configuration = attnc.show_config()
     print(json.dumps(dict(configuration), indent=2, default=str) if options.json else configuration)
     return 0
@@ -157,7 +160,7 @@ def _header(threads: int) -> None:
           f"instruction set {attnc.isa()}, {threads} threads on {machine.cores()} processors")
 
 
-def _check(options) -> int:
+def _check(options: argparse.Namespace) -> int:
     _header(attnc.get_num_threads())
     return _print_parity()
 
@@ -170,7 +173,7 @@ def _print_parity() -> int:
     return 1 if wrong else 0
 
 
-def _bench(options) -> int:
+def _bench(options: argparse.Namespace) -> int:
     chosen = cases.select(options.set, options.cases)
     contenders = _contenders(options.peers)
     old = _earlier(options.compare, options.cases) if options.compare else None
@@ -198,7 +201,7 @@ def _bench(options) -> int:
     return 0 if result["passed"] and not found else 1
 
 
-def _view(options) -> int:
+def _view(options: argparse.Namespace) -> int:
     from attnc._views import files, terminal
 
     source, tokens, key_tokens = files.read(options.file)
@@ -218,7 +221,7 @@ def _view(options) -> int:
     return 0
 
 
-def _plot(options, source, tokens, key_tokens):
+def _plot(options: argparse.Namespace, source: Source, tokens: list[str] | None, key_tokens: list[str] | None) -> None:
     one = options.head is not None or source.shape[0] * source.shape[1] == 1
     drawn = (attnc.plot.heatmap(source, tokens, key_tokens=key_tokens, head=options.head).figure if one
              else attnc.plot.heads(source))
@@ -226,14 +229,14 @@ def _plot(options, source, tokens, key_tokens):
         drawn.savefig(part, dpi=150)
 
 
-def _writes(encoding, text) -> bool:
+def _writes(encoding: str, text: str) -> bool:
     try:
         return bool(text.encode(encoding))
     except UnicodeEncodeError:
         return False
 
 
-def _earlier(file: Path, pattern: str | None) -> dict:
+def _earlier(file: Path, pattern: str | None) -> dict[str, Any]:
     """An earlier result, without the cases that are not asked for now."""
     old = report.earlier(file)
     return old | {"cases": [case for case in old["cases"] if cases.matches(case["name"], pattern)]}
@@ -251,7 +254,7 @@ def _contenders(names: str | None) -> dict[str, str]:
 class _Progress:
     """A tqdm bar on a terminal where tqdm is installed, otherwise nothing."""
 
-    def __init__(self, total: int):
+    def __init__(self, total: int) -> None:
         self.bar = None
         if sys.stderr.isatty():
             try:
@@ -265,10 +268,10 @@ class _Progress:
             self.bar.set_description_str(text, refresh=False)
             self.bar.update()
 
-    def __enter__(self):
+    def __enter__(self) -> "_Progress":
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         if self.bar is not None:
             self.bar.close()
 

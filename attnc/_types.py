@@ -1,6 +1,6 @@
 """Names of types for annotations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
@@ -33,6 +33,11 @@ Progress: TypeAlias = bool | Callable[[int, int], object] | None
 Reduced: TypeAlias = Literal["mean", "max"]
 Report: TypeAlias = Callable[[int, int], object]
 Rows: TypeAlias = slice | ArrayLike | None
+
+# Of pictures: cells of a map, an index of a head or (layer, head), names of positions.
+Bins: TypeAlias = int | tuple[int, int] | None
+Head: TypeAlias = int | tuple[int, int] | None
+Tokens: TypeAlias = Sequence[str] | NDArray[np.str_] | None
 
 State = TypeVar("State", bound=tuple[ArrayLike, ArrayLike] | list[Any])      # a list of pairs of any arrays is one
 Folded = TypeVar("Folded")

@@ -16,8 +16,9 @@ def describe(x: object) -> str:
     """What an error message says about an argument: its dtype and shape, or its type and value."""
     if isinstance(x, np.ndarray):
         return f"{x.dtype.name} array of shape {x.shape}"
-    text = repr(x)
-    return f"{type(x).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    kind, text = type(x).__name__, repr(x)
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return text if text.startswith(f"{kind}(") else f"{kind} {text}"
 
 
 def as_array(name: str, x: object) -> np.ndarray:

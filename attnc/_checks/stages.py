@@ -111,16 +111,16 @@ def weighted_sum_args(weights: object, value: object, out: object, num_threads: 
                            accumulator(dtype), out, out_shape, num_threads)
 
 
-def align_args(matrix, medfilt) -> tuple[np.ndarray, int]:
+def align_args(matrix: object, medfilt: object) -> tuple[np.ndarray, int]:
     """The matrix (rows, frames), and the width of the median filter that changes something."""
     given = float_array("matrix", matrix)
     if given.ndim != 2 or not given.size:
         raise ValueError(f"matrix has shape {given.shape}; wanted (rows, frames) with at least one of each")
-    medfilt = 1 if medfilt is None else integer("medfilt", medfilt, 1, 2**31 - 1)
-    if medfilt % 2 == 0:
-        raise ValueError(f"medfilt must be odd, got {medfilt}")
+    width = 1 if medfilt is None else integer("medfilt", medfilt, 1, 2**31 - 1)
+    if width % 2 == 0:
+        raise ValueError(f"medfilt must be odd, got {width}")
     largest = given.max()       # NaN if there is one
     if not largest < np.inf:
         raise ValueError(f"matrix holds {'inf' if largest == np.inf else 'NaN'}; wanted finite numbers, or -inf where "
                          "the path must not go")
-    return given, medfilt if medfilt // 2 < given.shape[1] else 1
+    return given, width if width // 2 < given.shape[1] else 1

@@ -24,7 +24,7 @@ def ramp(dark: bool = False) -> np.ndarray:
     return _srgb(lightness, chroma, np.deg2rad(hue))
 
 
-def _srgb(lightness, chroma, hue) -> np.ndarray:
+def _srgb(lightness: np.ndarray, chroma: np.ndarray, hue: np.ndarray) -> np.ndarray:
     """OKLCH to sRGB bytes; what no screen can show is cut at the borders."""
     a, b = chroma * np.cos(hue), chroma * np.sin(hue)
     lms = np.stack([lightness + 0.3963377774 * a + 0.2158037573 * b,
@@ -35,4 +35,4 @@ def _srgb(lightness, chroma, hue) -> np.ndarray:
                        [-0.0041960863, -0.7034186147, 1.7076147010]]) @ lms
     linear = np.clip(linear, 0, 1)
     curved = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-    return np.round(255 * curved).astype(np.uint8).T
+    return np.asarray(np.round(255 * curved), np.uint8).T

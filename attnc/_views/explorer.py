@@ -5,15 +5,19 @@ from __future__ import annotations
 import base64
 import html
 import json
+from collections.abc import Sequence
 from importlib.resources import files
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .._checks import integer
 from .._files import write_text
+from .._types import ArrayLike, Bins, Head, Shape, Tokens
 from .colours import ramp
-from .source import check_row, load, pick, telling
+from .source import Source, check_row, load, pick, telling
 from .tokens import check_bins, check_tokens, shorten, visible
 
 CODE_BITS = 24              # of a key and its weight together
@@ -23,8 +27,10 @@ NAME = 200                  # columns of a token; the page does not grow with lo
 PERCENTILE = 99
 
 
-def explorer(weights, tokens=None, *, key_tokens=None, path=None, mask=None, bins=None, top=None, head=None,
-             row=None, title="Attention weights"):
+def explorer(
+        weights: ArrayLike | Source, tokens: Tokens = None, *, key_tokens: Tokens = None,
+        path: str | PathLike[str] | None = None, mask: ArrayLike | None = None, bins: Bins = None,
+        top: int | None = None, head: Head = None, row: int | None = None, title: str = "Attention weights") -> Page:
     """Make one self-contained HTML page in which weights can be looked at, head by head and row by row.
 
     An overview of all heads, ordered by layer or by a statistic; the pooled map of one; for the row under the pointer
@@ -119,29 +125,30 @@ class Page:
         The whole page.
     """
 
-    def __init__(self, title, data, shape):
+    def __init__(self, title: str, data: dict[str, Any], shape: Shape) -> None:
         self._shape, self._title = shape, f"{title}: {_counts(shape)}"
         self.html = _page(title, self._title, data)
 
-    def save(self, path) -> Path:
+    def save(self, path: str | PathLike[str]) -> Path:
         """Write the page to `path`, whole or not at all, and return the path."""
         write_text(path, self.html)
         return Path(path)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Page({_counts(self._shape)}: {round(len(self.html.encode()) / 1000):,} kB)"
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         return (f'<iframe srcdoc="{html.escape(self.html)}" title="{html.escape(self._title)}" '
                 'sandbox="allow-scripts" style="width:100%;height:800px;border:0"></iframe>')
 
 
-def _counts(shape) -> str:
+def _counts(shape: Shape) -> str:
     names = (("layer", "layers"), ("head", "heads"), ("query", "queries"), ("key", "keys"))
     return ", ".join(f"{count:,} {name[count != 1]}" for count, name in zip(shape, names, strict=True))
 
 
-def _data(source, summary, bins, top, cross) -> dict:
+def _data(
+        source: Source, summary: Sequence[np.ndarray], bins: tuple[int, int], top: int, cross: bool) -> dict[str, Any]:
     """Everything that the page knows of the weights."""
     layers, heads, q_len, kv_len = source.shape
     pooled, weights, keys, entropy, distance = summary
@@ -166,7 +173,7 @@ def _data(source, summary, bins, top, cross) -> dict:
     }
 
 
-def _high(pooled, largest) -> list[float]:
+def _high(pooled: np.ndarray, largest: np.ndarray) -> Any:
     """For each head the weight that all but a hundredth of the cells stay below, those of the first key aside."""
     inner = pooled[..., 1:].reshape(*largest.shape, -1)
     found = [np.percentile(cells, PERCENTILE) if cells.size else 0
@@ -174,7 +181,9 @@ def _high(pooled, largest) -> list[float]:
     return np.where(np.array(found) > 0, found, largest.ravel()).astype(float).tolist()
 
 
-def _statistics(entropy, distance, first, nowhere, previous) -> dict:
+def _statistics(
+        entropy: np.ndarray, distance: np.ndarray | None, first: np.ndarray, nowhere: np.ndarray,
+        previous: np.ndarray | None) -> dict[str, Any]:
     """For each head the mean over its rows of what heads are told apart by; None where that means nothing."""
     found = {
         "entropy": ("entropy", " nats", 1, entropy), "distance": ("distance", "", 1, distance),
@@ -185,28 +194,28 @@ def _statistics(entropy, distance, first, nowhere, previous) -> dict:
             for name, (label, unit, sort, rows) in found.items() if rows is not None}
 
 
-def _means(rows) -> list[float]:
+def _means(rows: np.ndarray) -> Any:
     """Means over the rows that are no NaN; 0 where there is none."""
     good = ~np.isnan(rows)
     return (np.where(good, rows, 0).sum(-1) / np.maximum(good.sum(-1), 1)).round(5).ravel().tolist()
 
 
-def _codes(weights, keys, bits) -> np.ndarray:
+def _codes(weights: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
     """Three bytes for each key and weight, lowest first; 0 where there is none."""
     roots = np.round(np.sqrt(np.clip(np.nan_to_num(weights), 0, 1)) * (2**bits - 1)).astype(np.uint32)
     codes = np.where((keys >= 0) & (roots > 0), keys.astype(np.uint32) << np.uint32(bits) | roots, 0).astype("<u4")
-    return codes[..., None].view(np.uint8)[..., :3]
+    return np.asarray(codes[..., None].view(np.uint8)[..., :3])
 
 
-def _sixteenths(share) -> np.ndarray:
-    return np.round(np.clip(np.nan_to_num(share), 0, 1) * 65535).astype("<u2")
+def _sixteenths(share: np.ndarray) -> np.ndarray:
+    return np.asarray(np.round(np.clip(np.nan_to_num(share), 0, 1) * 65535), "<u2")
 
 
-def _text(array) -> str:
+def _text(array: np.ndarray) -> str:
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
 
 
-def _page(title, whole_title, data) -> str:
+def _page(title: str, whole_title: str, data: dict[str, Any]) -> str:
     """The page with its style, program and data inside."""
     html_, css, js = (files(__package__).joinpath(f"page.{kind}").read_text(encoding="utf-8")
                       for kind in ("html", "css", "js"))

@@ -6,12 +6,14 @@ import inspect
 import math
 import os
 import zipfile
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO, Any
 
 import numpy as np
 
 from ..weights import AttentionWeights
-from .source import load
+from .source import Source, load
 from .tokens import shorten, visible
 
 MEMORY, RATIO = 2**30, 100      # what a file may unpack to: so many bytes, or so many times its size if that is more
@@ -19,7 +21,7 @@ NAMES = 12                      # array names in an error message
 _SCALARS = ("causal", "scale", "softcap", "layout", "num_threads")
 
 
-def read(path):
+def read(path: str | os.PathLike[str]) -> tuple[Source, list[Any] | None, list[Any] | None]:
     """The source, tokens and key tokens of a file.
 
     Parameters
@@ -58,11 +60,11 @@ def read(path):
     return load(weights), tokens, key_tokens
 
 
-def _arrays(path, archive) -> dict[str, np.ndarray]:
+def _arrays(path: str | os.PathLike[str], archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
     """The arrays that are asked of a file, after their headers have been compared with the file."""
     members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
     if "weights" in members:
-        wanted = ("weights", "mask", "tokens", "key_tokens")
+        wanted: tuple[str, ...] = ("weights", "mask", "tokens", "key_tokens")
     elif {"query", "key"} <= members.keys():
         wanted = (*inspect.signature(AttentionWeights).parameters, "tokens", "key_tokens")
     else:
@@ -87,7 +89,9 @@ def _arrays(path, archive) -> dict[str, np.ndarray]:
 
 
 @contextmanager
-def _reading(path, archive, name, member):
+def _reading(
+        path: str | os.PathLike[str], archive: zipfile.ZipFile, name: str,
+        member: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
     """A member of the archive; whatever fails while it is read becomes an error that names it."""
     try:
         with archive.open(member) as file:
@@ -97,7 +101,7 @@ def _reading(path, archive, name, member):
         raise ValueError(f"{_shown(path)}: array {name} cannot be read: {why}") from None
 
 
-def _size(file, held: int) -> int:
+def _size(file: IO[bytes], held: int) -> int:
     """The bytes of an array by its header; a ValueError if it is not what the file holds."""
     version = np.lib.format.read_magic(file)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -113,15 +117,15 @@ def _size(file, held: int) -> int:
     return size
 
 
-def _most(path) -> int:
+def _most(path: str | os.PathLike[str]) -> int:
     return max(MEMORY, RATIO * os.stat(path).st_size)
 
 
-def _shown(path) -> str:
+def _shown(path: str | os.PathLike[str]) -> str:
     return visible(str(path))
 
 
-def _bfloat16(array):
+def _bfloat16(array: np.ndarray) -> np.ndarray:
     """NumPy's files know bfloat16 as two bytes without a meaning."""
     if array.dtype != np.dtype("V2"):
         return array
@@ -130,14 +134,14 @@ def _bfloat16(array):
     return array.view(ml_dtypes.bfloat16)
 
 
-def _option(name, array):
+def _option(name: str, array: np.ndarray) -> Any:
     """An option as `AttentionWeights` takes it: numbers and names are no arrays, a window is a pair."""
     if name == "window" and array.ndim == 1 and array.dtype.kind in "iu":
         return tuple(None if side == -1 else side for side in array.tolist())
     return array.item() if array.ndim == 0 or (name in _SCALARS and array.size == 1) else array
 
 
-def _words(name, array):
+def _words(name: str, array: np.ndarray | None) -> list[Any] | None:
     if array is None:
         return None
     if array.ndim != 1:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from .._types import ArrayLike, Reduced
 
 if TYPE_CHECKING:
     from ..weights import AttentionWeights
@@ -13,10 +15,10 @@ if TYPE_CHECKING:
 
 def slack(eps: float, kv_len: int) -> float:
     """What a sum of `kv_len` weights may miss of 1 by their rounding alone."""
-    return 4 * eps * kv_len**0.5
+    return 4 * eps * math.sqrt(kv_len)
 
 
-def missing(total, slack: float, seeing):
+def missing(total: ArrayLike, slack: float, seeing: np.ndarray | np.bool_) -> np.ndarray:
     """The share that went to no key, of rows with this `total` that saw anything at all."""
     share = 1 - np.asarray(total, np.float64)
     return np.where((share > slack) & seeing, share, 0)
@@ -25,7 +27,7 @@ def missing(total, slack: float, seeing):
 class Lazy:
     """Weights that are computed when they are asked for; the methods are those of `source.Dense`."""
 
-    def __init__(self, weights: AttentionWeights):
+    def __init__(self, weights: AttentionWeights) -> None:
         self.lead = weights.shape[:-2]
         if 0 in weights.shape:
             raise ValueError(f"weights must not be empty, got shape {weights.shape}")
@@ -34,24 +36,24 @@ class Lazy:
         self._whole = weights._a.sinks is None and weights._given is None       # rows sum to 1, or are empty
         self._slack = slack(np.finfo(weights.dtype).eps, self.shape[3])
 
-    def only(self, layer, head):
+    def only(self, layer: int, head: int) -> Lazy:
         return Lazy(self.weights.head(*self._places(layer, head)))
 
-    def _places(self, layer, head):
-        return (*np.unravel_index(layer, self.lead[:-1]), head) if self.lead else ()
+    def _places(self, layer: int, head: int) -> tuple[int, ...]:
+        return (*map(int, np.unravel_index(layer, self.lead[:-1])), head) if self.lead else ()
 
-    def _shaped(self, array):
+    def _shaped(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(array).reshape(*self.shape[:2], *array.shape[len(self.lead):])
 
-    def map(self, bins, reduce):
+    def map(self, bins: tuple[int, int], reduce: Reduced) -> np.ndarray:
         return self._seen(self.weights.map(bins, reduce=reduce), bins)
 
-    def summary(self, bins, k):
-        found = self.weights.summary(topk=k, entropy=True, mean_distance=True, map=bins)
+    def summary(self, bins: tuple[int, int], k: int) -> tuple[np.ndarray, ...]:
+        found: Any = self.weights.summary(topk=k, entropy=True, mean_distance=True, map=bins)
         return (self._seen(found.map, bins), self._shaped(found.topk.weights), self._shaped(found.topk.indices),
                 self._shaped(found.entropy), self._shaped(found.mean_distance))
 
-    def _seen(self, pooled, bins):
+    def _seen(self, pooled: np.ndarray, bins: tuple[int, int]) -> np.ndarray:
         """The map with NaN in cells where nothing is allowed."""
         pooled = self._shaped(pooled)
         even = self.weights._even()
@@ -59,22 +61,22 @@ class Lazy:
             return pooled
         return np.where(even.map(bins, reduce="max").reshape(pooled.shape) > 0, pooled, np.nan)
 
-    def entropy(self):
+    def entropy(self) -> np.ndarray:
         return self._shaped(self.weights.entropy())
 
-    def mean_distance(self):
+    def mean_distance(self) -> np.ndarray:
         return self._shaped(self.weights.mean_distance())
 
-    def no_key(self):
+    def no_key(self) -> np.ndarray:
         weights = self.weights
         if self._whole:
             return np.zeros(self.shape[:3])
         return self._shaped(missing(weights.lost_mass(np.zeros((1, 1), bool)), self._slack, weights.lse > -np.inf))
 
-    def column(self, key):
+    def column(self, key: int) -> np.ndarray:
         return self._shaped(self.weights[..., key])
 
-    def diagonal(self, offset, block=64):
+    def diagonal(self, offset: int, block: int = 64) -> np.ndarray:
         q_len, kv_len = self.shape[2:]
         found = np.zeros(self.shape[:3], self.weights.dtype)
         for start in range(max(0, -offset), min(q_len, kv_len - offset), block):
@@ -83,13 +85,15 @@ class Lazy:
             found[..., rows] = square.diagonal(axis1=-2, axis2=-1)
         return found
 
-    def row(self, layer, head, row):
+    def row(self, layer: int, head: int, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         places = self._places(layer, head)
         share, even = self.weights[(*places, row)], self.weights._even()
-        nowhere = 0.0 if self._whole else missing(share.sum(), self._slack, self.weights.lse[(*places, row)] > -np.inf)
+        nowhere = np.zeros(())
+        if not self._whole:
+            nowhere = missing(share.sum(), self._slack, self.weights.lse[(*places, row)] > -np.inf)
         if even is None:
             return share, np.ones(share.shape, bool), nowhere
         return share, even[(*(places or (0,)), row)] > 0, nowhere
 
-    def key_mass(self):
+    def key_mass(self) -> np.ndarray:
         return self._shaped(self.weights.key_mass(normalize=True))

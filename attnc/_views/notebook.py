@@ -7,17 +7,21 @@ import html
 import math
 import struct
 import zlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .colours import ramp
 from .lazy import Lazy
 
+if TYPE_CHECKING:
+    from ..weights import AttentionWeights
+
 HEADS, CELLS, SIDE, GAP = 12, 48, 96, 4
 WORK = 2**25        # weights that are looked at for a picture that nobody asked for: well under a second
 
 
-def png(weights) -> bytes | None:
+def png(weights: AttentionWeights) -> bytes | None:
     """A picture of the first heads, at most twelve; None where even one would take long, or there is nothing to see, or
     arrays have changed, which `page` says."""
     try:
@@ -26,7 +30,7 @@ def png(weights) -> bytes | None:
         return None
 
 
-def _drawn(weights) -> bytes | None:
+def _drawn(weights: AttentionWeights) -> bytes | None:
     count = _shown(weights)
     if not count:
         return None
@@ -41,7 +45,7 @@ def _drawn(weights) -> bytes | None:
     return _png(sheet)
 
 
-def page(weights) -> str:
+def page(weights: AttentionWeights) -> str:
     """The picture and, beside it, what the weights are."""
     lead, (q_len, kv_len) = weights.shape[:-2], weights.shape[-2:]
     count, heads = _shown(weights), math.prod(lead)
@@ -69,16 +73,17 @@ def page(weights) -> str:
             f'<div style="max-width:32em;line-height:1.5">{text}</div></div>')
 
 
-def _shown(weights) -> int:
+def _shown(weights: AttentionWeights) -> int:
     one = math.prod(weights.shape[-2:])
     return min(math.prod(weights.shape[:-2]), HEADS, WORK // one) if one else 0
 
 
-def _map(weights, at) -> np.ndarray:
+def _map(weights: AttentionWeights, at: int) -> np.ndarray:
     """The cells of one head as colours, each some pixels wide."""
     lead = weights.shape[:-2]
     source = Lazy(weights.head(*(int(place) for place in np.unravel_index(at, lead))) if lead else weights)
-    bins = tuple(min(length, CELLS) for length in weights.shape[-2:])
+    rows, keys = weights.shape[-2:]
+    bins = min(rows, CELLS), min(keys, CELLS)
     pooled = source.map(bins, "mean")[0, 0]
     largest = np.nanmax(pooled, initial=0) or 1.0
     colours = ramp()[np.round(255 * np.sqrt(np.nan_to_num(pooled) / largest)).astype(int)]
@@ -88,12 +93,12 @@ def _map(weights, at) -> np.ndarray:
     return np.where(hidden[..., None], np.where(stripes, 196, 232)[..., None], colours).astype(np.uint8)
 
 
-def _png(pixels) -> bytes:
+def _png(pixels: np.ndarray) -> bytes:
     """An RGB image as PNG (ISO/IEC 15948): signature, header, data, end; each line begins with filter type 0."""
     height, width = pixels.shape[:2]
     lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
 
-    def chunk(kind, content):
+    def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
     return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))

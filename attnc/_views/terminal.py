@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from .._types import Head, Tokens
 from .colours import ramp
-from .source import check_row, entropy_of, head_name, pick, telling
+from .source import Source, check_row, entropy_of, head_name, pick, telling
 from .tokens import check_bins, check_tokens, shorten, starts, width
 
 BLOCKS, PLAIN = "  ░░▒▒▓▓██", "  ..::++##"      # five shades, two columns each
@@ -15,7 +18,9 @@ SIGNS = BLOCKS + BAR + "·×›…“”"                  # what a terminal mus
 LABEL = 14
 
 
-def show(source, tokens=None, key_tokens=None, *, head=None, row=None, top=8, columns=80, colour=False, ascii=False):
+def show(
+        source: Source, tokens: Tokens = None, key_tokens: Tokens = None, *, head: Head = None, row: int | None = None,
+        top: int = 8, columns: int = 80, colour: bool = False, ascii: bool = False) -> str:
     """The text of a map and one of its rows.
 
     Parameters
@@ -62,7 +67,9 @@ def show(source, tokens=None, key_tokens=None, *, head=None, row=None, top=8, co
     return text.translate(str.maketrans("×›…“”", "x>~''")) if ascii else text
 
 
-def _map(pooled, names, label, row, q_len, colour, ascii):
+def _map(
+        pooled: np.ndarray, names: list[str] | None, label: int, row: int, q_len: int, colour: bool,
+        ascii: bool) -> Iterator[str]:
     first, largest = starts(q_len, len(pooled)), np.nanmax(pooled, initial=0) or 1.0
     for at, cells in enumerate(pooled):
         here = row * len(pooled) // q_len == at
@@ -72,7 +79,7 @@ def _map(pooled, names, label, row, q_len, colour, ascii):
             _cell(weight, largest, colour, ascii) for weight in cells) + ("\x1b[0m" if colour else "")
 
 
-def _cell(weight, largest, colour, ascii):
+def _cell(weight: float, largest: float, colour: bool, ascii: bool) -> str:
     if np.isnan(weight):
         return ("\x1b[0m" if colour else "") + HIDDEN[ascii]
     part = (weight / largest) ** 0.5
@@ -83,7 +90,7 @@ def _cell(weight, largest, colour, ascii):
     return f"\x1b[48;5;{16 + 36 * red + 6 * green + blue}m  "
 
 
-def _positions(count, kv_len, label):
+def _positions(count: int, kv_len: int, label: int) -> str:
     """The positions of keys below their columns, where there is room."""
     first, text = starts(kv_len, count), ""
     for at in range(0, count, max(1, -(-(len(str(kv_len)) + 1) // 2) if kv_len > 10 else 1)):
@@ -91,7 +98,7 @@ def _positions(count, kv_len, label):
     return " " * (label + 2) + text
 
 
-def _legend(pooled, allowed, columns, colour, ascii):
+def _legend(pooled: np.ndarray, allowed: np.ndarray, columns: int, colour: bool, ascii: bool) -> Iterator[str]:
     """What shades mean, with fewer steps where there is less room."""
     largest, end = np.nanmax(pooled, initial=0) or 1.0, "\x1b[0m" if colour else ""
     steps = (part * part * largest for part in ((0, 0.25, 0.5, 0.75, 1) if columns >= 70 else (0, 0.5, 1)))
@@ -100,12 +107,14 @@ def _legend(pooled, allowed, columns, colour, ascii):
         yield f"{HIDDEN[ascii]} not allowed"
 
 
-def _row(source, row, names, keys, top, columns, ascii):
+def _row(
+        source: Source, row: int, names: list[str] | None, keys: list[str] | None, top: int, columns: int,
+        ascii: bool) -> Iterator[str]:
     """The largest weights of one row, averaged over heads where there are several."""
     layers, heads = source.shape[:2]
     places = [source.row(layer, head, row) for layer in range(layers) for head in range(heads)]
     shares, seen, none = zip(*places, strict=True)
-    share, allowed, nowhere = np.mean(shares, axis=0, dtype=np.float64), np.any(seen, axis=0), float(np.mean(none))
+    share, allowed, nowhere = np.asarray(np.mean(shares, 0, np.float64)), np.any(seen, axis=0), float(np.mean(none))
     entropy = entropy_of(share, nowhere)
     who = f"row {row}" + (f" “{shorten(names[row], 2 * LABEL)}”" if names else "")
     yield f"{who}: entropy {entropy:.2f} nats, {np.exp(entropy):.1f} effective keys"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .._checks import integer
+from .._types import Bins, Tokens
 
 _BLANKS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 _BREAKS = {sign: shown for sign, shown in _BLANKS.items() if sign.strip(" ")}
@@ -47,7 +48,7 @@ def visible_lines(text: str) -> str:
     return "\n".join(map(visible, text.split("\n")))
 
 
-def check_tokens(name: str, tokens, length: int, of: str) -> list[str] | None:
+def check_tokens(name: str, tokens: Tokens, length: int, of: str) -> list[str] | None:
     """`tokens` as a list of str, one for each of `length` positions, cleaned; None stays None."""
     if tokens is None:
         return None
@@ -120,7 +121,7 @@ def starts(length: int, bins: int) -> np.ndarray:
     return -(-np.arange(bins) * length // bins)
 
 
-def check_bins(bins, q_len: int, kv_len: int, default: int) -> tuple[int, int]:
+def check_bins(bins: Bins, q_len: int, kv_len: int, default: int) -> tuple[int, int]:
     """`bins` as (row bins, column bins); None is at most `default` each; an int is cut to each length."""
     if bins is None:
         return min(default, q_len), min(default, kv_len)

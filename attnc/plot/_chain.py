@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
-from .._checks import attention_args, integer
+from .._checks import Args, attention_args, integer
+from .._types import ArrayLike, Tokens
 from .._views.source import read_array
 from .._views.tokens import check_tokens, shorten, visible_lines
 from ..attention import attention, attention_scores
 from . import _style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 WORDS = {
     "title": "What “{token}” takes in",
@@ -26,8 +34,10 @@ WORDS = {
 }
 
 
-def explain(query, key, value, *, row, tokens=None, key_tokens=None, head=None, most=14, words=None, figure=None,
-            **options):
+def explain(
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, *, row: int, tokens: Tokens = None,
+        key_tokens: Tokens = None, head: int | None = None, most: int = 14, words: dict[str, str] | None = None,
+        figure: Figure | None = None, **options: Any) -> Figure:
     """Draw the whole chain for one query: from its scores to its output, with the numbers.
 
     Parameters
@@ -97,7 +107,9 @@ def explain(query, key, value, *, row, tokens=None, key_tokens=None, head=None, 
     return _draw(figure, words | {"keys": chain["keys"]}, chain, _style.row_name(names, row))
 
 
-def _numbers(one, key, value, options, factor, words, most, names):
+def _numbers(
+        one: np.ndarray, key: np.ndarray, value: np.ndarray, options: dict[str, Any], factor: float,
+        words: dict[str, str], most: int, names: list[str] | None) -> dict[str, Any]:
     """Everything that the figure shows, computed link by link."""
     raw = attention_scores(one, key, stage="raw", **options)[0]
     scaled = attention_scores(one, key, stage="scaled", **options)[0]
@@ -138,7 +150,7 @@ def _numbers(one, key, value, options, factor, words, most, names):
             "output": output, "reach": reach, "sums": sums}
 
 
-def _one_row(args, head, row):
+def _one_row(args: Args, head: int, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
     """Query, key and value of one head with one row, and the options as they are for it."""
     whole = (args.q_heads, args.q_len, args.kv_len)
     kv_head = head // (args.q_heads // args.kv_heads)
@@ -159,20 +171,20 @@ def _one_row(args, head, row):
         "kv_lengths": None if args.kv_lengths is None else int(_number(args.kv_lengths, args.kv_len)),
         "q_lengths": None if args.q_lengths is None else int(row < int(_number(args.q_lengths, args.q_len))),
     }
-    return args.query[head, row:row + 1], args.key[kv_head], args.value[kv_head], options
+    return args.query[head, row:row + 1], args.key[kv_head], np.asarray(args.value)[kv_head], options
 
 
-def _number(array, default):
+def _number(array: int | np.ndarray | None, default: int) -> int:
     return default if array is None else np.asarray(array).reshape(-1)[0]
 
 
-def _draw(figure, words, chain, token):
+def _draw(figure: Figure | None, words: dict[str, Any], chain: dict[str, Any], token: str) -> Figure:
     """`chain` on one figure: bars of the scores and weights, colours for the vectors, and the two sums in numbers."""
     panels, lines = chain["panels"], len(chain["labels"])
     ratios = [1.0] * len(panels) + [1.45, 1.45]
     figure = _style.new_figure(figure, figsize=(1.6 * sum(ratios) + 0.9, 2.35 + 0.3 * lines))
     grid = figure.add_gridspec(2, len(ratios), width_ratios=ratios, height_ratios=[lines, 2.6])
-    first = None
+    first: Any = None
     for column, (name, formula, numbers) in enumerate(panels):
         ax = figure.add_subplot(grid[0, column], sharey=first)
         first = first or ax
@@ -207,14 +219,14 @@ def _draw(figure, words, chain, token):
     return figure
 
 
-def _head(ax, name, formula):
+def _head(ax: Axes, name: str, formula: str) -> None:
     ax.annotate(name, (0, 1), (0, 20), xycoords="axes fraction", textcoords="offset points", fontsize=10,
                 color=_style.INK, fontweight="bold")
     # A title of its own, so that the layout makes room.
     ax.set_title(formula, fontsize=9, color=_style.SOFT, loc="left", pad=6)
 
 
-def _bars(ax, numbers, words, last):
+def _bars(ax: Axes, numbers: np.ndarray, words: dict[str, Any], last: bool) -> None:
     """Bars from zero to both sides, each with its number beyond its end."""
     _style.frame(ax)
     finite = np.where(np.isfinite(numbers), numbers, 0)
@@ -234,7 +246,7 @@ def _bars(ax, numbers, words, last):
     ax.set(xlim=(low - 0.03 * span, high + 0.62 * span), xticks=[])
 
 
-def _vectors(ax, vectors, lines, reach):
+def _vectors(ax: Axes, vectors: np.ndarray, lines: int, reach: float) -> AxesImage:
     """One row of colours for each vector, signed square roots of its numbers; blue is negative, red positive."""
     _style.frame(ax)
     padded = np.full((lines, vectors.shape[1]), np.nan)
@@ -246,7 +258,7 @@ def _vectors(ax, vectors, lines, reach):
     return image
 
 
-def _colour_key(ax, image, words, reach):
+def _colour_key(ax: Axes, image: AxesImage, words: dict[str, Any], reach: float) -> None:
     ax.axis("off")
     bar = ax.figure.colorbar(image, cax=ax.inset_axes([0.0, 0.46, 1.0, 0.14]), orientation="horizontal",
                              ticks=[-reach**0.5, -(reach / 8) ** 0.5, 0, (reach / 8) ** 0.5, reach**0.5])

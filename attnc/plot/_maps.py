@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from .._checks import integer
-from .._views.source import head_name, load, pick
+from .._types import ArrayLike, Bins, Head, Reduced, Tokens
+from .._views.source import Source, head_name, load, pick
 from .._views.tokens import check_bins, check_tokens, starts
 from . import _style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 REDUCE = ("mean", "max")
 GAP = 0.1       # between the maps of heads, as a part of their side
@@ -19,14 +28,17 @@ STATISTICS = {
 }
 
 
-def check_reduce(reduce):
+def check_reduce(reduce: Reduced) -> Reduced:
     if reduce not in REDUCE:
         raise ValueError(f"reduce must be 'mean' or 'max', got {reduce!r}")
     return reduce
 
 
-def heatmap(weights, tokens=None, *, key_tokens=None, head=None, mask=None, bins=None, reduce="mean", norm="sqrt",
-            cmap=None, colorbar=True, numbers=None, ax=None, **imshow):
+def heatmap(
+        weights: ArrayLike | Source, tokens: Tokens = None, *, key_tokens: Tokens = None, head: Head = None,
+        mask: ArrayLike | None = None, bins: Bins = None, reduce: Reduced = "mean", norm: str | Normalize = "sqrt",
+        cmap: str | Colormap | None = None, colorbar: bool = True, numbers: bool | None = None, ax: Axes | None = None,
+        **imshow: Any) -> Axes:
     """Draw the weights of one head, or the mean over heads, as a map: a row for each query, a column for each key.
 
     Parameters
@@ -114,7 +126,7 @@ def heatmap(weights, tokens=None, *, key_tokens=None, head=None, mask=None, bins
     return ax
 
 
-def _numbers(ax, image, pooled):
+def _numbers(ax: Axes, image: AxesImage, pooled: np.ndarray) -> None:
     for (row, column), weight in np.ndenumerate(pooled):
         if not np.isnan(weight):
             text = f"{weight:.2f}".removeprefix("0") if weight >= 0.005 else "0"
@@ -122,7 +134,7 @@ def _numbers(ax, image, pooled):
                     color=_style.ink_on(image.cmap(image.norm(weight))))
 
 
-def draw(ax, pooled, scale, cmap, **imshow):
+def draw(ax: Axes, pooled: np.ndarray, scale: Normalize, cmap: str | Colormap | None, **imshow: Any) -> AxesImage:
     """The cells of a map; those without a number let the hatching of the axes through."""
     _style.hatch(ax)
     _style.frame(ax)
@@ -130,34 +142,36 @@ def draw(ax, pooled, scale, cmap, **imshow):
     return ax.imshow(np.ma.masked_invalid(pooled), **options)
 
 
-def _names(tokens, key_tokens, q_len, kv_len):
+def _names(tokens: Tokens, key_tokens: Tokens, q_len: int, kv_len: int) -> tuple[list[str] | None, list[str] | None]:
     """Names of queries and keys; the keys take those of the queries where there are as many."""
     names = check_tokens("tokens", tokens, q_len, "the queries")
     keys = check_tokens("key_tokens", key_tokens, kv_len, "the keys")
     return names, names if keys is None and q_len == kv_len else keys
 
 
-def _over_heads(pooled, reduce):
+def _over_heads(pooled: np.ndarray, reduce: Reduced) -> np.ndarray:
     pooled = pooled.reshape(-1, *pooled.shape[-2:])
     allowed = ~np.isnan(pooled).all(0)
     filled = np.nan_to_num(pooled)
     return np.where(allowed, filled.mean(0) if reduce == "mean" else filled.max(0), np.nan)
 
 
-def statistic(source, name):
+def statistic(source: Source, name: str) -> np.ndarray:
     """One number for each head, (layers, heads): the mean over its rows."""
     q_len, kv_len = source.shape[2:]
     if name == "entropy":
-        return source.entropy().mean(-1)
-    if name == "distance":
-        return source.mean_distance().mean(-1)
-    if name == "first":
-        return source.column(0).mean(-1)
-    return source.diagonal(kv_len - q_len - 1).mean(-1)
+        rows = source.entropy()
+    elif name == "distance":
+        rows = source.mean_distance()
+    else:
+        rows = source.column(0) if name == "first" else source.diagonal(kv_len - q_len - 1)
+    return np.asarray(rows.mean(-1))
 
 
-def heads(weights, *, mask=None, order=None, most=None, bins=None, reduce="mean", norm="sqrt", cmap=None, columns=None,
-          figure=None):
+def heads(
+        weights: ArrayLike | Source, *, mask: ArrayLike | None = None, order: str | None = None,
+        most: int | None = None, bins: Bins = None, reduce: Reduced = "mean", norm: str | Normalize = "sqrt",
+        cmap: str | Colormap | None = None, columns: int | None = None, figure: Figure | None = None) -> Figure:
     """Draw a small map of every head, in a grid of layers and heads or ordered by a statistic.
 
     All maps are images of one Axes, each with its title as a text above it; rows are queries, columns keys.
@@ -246,18 +260,18 @@ def heads(weights, *, mask=None, order=None, most=None, bins=None, reduce="mean"
     return figure
 
 
-def _side(figure, columns, lines, title) -> float:
+def _side(figure: Figure, columns: int, lines: int, title: float) -> float:
     """The inches of a map in a figure of this size, beside labels and the colour bar, below `title` inches of title."""
-    width, height = figure.bbox.size / figure.dpi
+    width, height = map(float, figure.bbox.size / figure.dpi)
     return max(min((width - 1.2) / columns, (height - 0.5) / lines - title) / (1 + GAP), 0.1)
 
 
-def _columns(count) -> int:
+def _columns(count: int) -> int:
     """Maps in a line: few have four or six, many make a page that is a little wider than high."""
     return min(count, 4) if count <= 12 else max(6, round((4 / 3 * count) ** 0.5))
 
 
-def _ordered(source, order, most):
+def _ordered(source: Source, order: str | None, most: int) -> tuple[list[tuple[int, int]], list[str]]:
     """The (layer, head) of each map and what its title adds."""
     layers, count = source.shape[:2]
     pairs = [(layer, head) for layer in range(layers) for head in range(count)]

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from .._checks import integer
-from .._views.source import check_row, entropy_of, head_name, load, pick
+from .._types import ArrayLike, Head, Tokens
+from .._views.source import Source, check_row, entropy_of, head_name, load, pick
 from .._views.tokens import shorten
 from . import _style
 from ._maps import _names
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-def row(weights, row, tokens=None, *, key_tokens=None, head=None, mask=None, most=10, ax=None):
+
+def row(
+        weights: ArrayLike | Source, row: int, tokens: Tokens = None, *, key_tokens: Tokens = None, head: Head = None,
+        mask: ArrayLike | None = None, most: int = 10, ax: Axes | None = None) -> Axes:
     """Draw one row of weights as bars, largest first, each starting where the one before ends: their running sum.
 
     The title names the head and gives the entropy of the row in nats and its exponential, the number of effective keys.
@@ -94,11 +102,13 @@ def row(weights, row, tokens=None, *, key_tokens=None, head=None, mask=None, mos
     return ax
 
 
-def _label(keys, at):
+def _label(keys: list[str] | None, at: int) -> str:
     return shorten(keys[at], _style.LABEL) if keys else f"key {at}"
 
 
-def key_mass(weights, tokens=None, *, head=None, mask=None, name=3, ax=None):
+def key_mass(
+        weights: ArrayLike | Source, tokens: Tokens = None, *, head: Head = None, mask: ArrayLike | None = None,
+        name: int = 3, ax: Axes | None = None) -> Axes:
     """Draw how much weight each key receives: the mean over the rows that may see it.
 
     Parameters
@@ -162,7 +172,7 @@ def key_mass(weights, tokens=None, *, head=None, mask=None, name=3, ax=None):
     return ax
 
 
-def _name(ax, keys, mass, chosen, size=8.5):
+def _name(ax: Axes, keys: list[str] | None, mass: np.ndarray, chosen: np.ndarray, size: float = 8.5) -> None:
     """Names above the bars of the chosen keys, on as many levels as they need, each with a line to its bar."""
     from matplotlib.transforms import offset_copy
 

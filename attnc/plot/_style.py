@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from .._views.colours import ramp
 from .._views.tokens import shorten, thinned, width
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.colorbar import Colorbar
+    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 INK, SOFT, FAINT, PAPER = "#1d2433", "#5b6475", "#d5d9e2", "#eef0f4"
 BAR, STRONG, WARM, GREY = "#6f8fca", "#2d4a9e", "#b3541e", "#a9b1bf"
@@ -19,7 +30,7 @@ MOST = 2**31    # bars or maps that may be asked for: any number
 NORMS = ("sqrt", "log", "linear")
 
 
-def pyplot():
+def pyplot() -> Any:
     """matplotlib.pyplot, or an ImportError that says how to get it."""
     try:
         from matplotlib import pyplot
@@ -30,21 +41,21 @@ def pyplot():
     return pyplot
 
 
-def new_axes(ax, **size):
+def new_axes(ax: Axes | None, **size: Any) -> Axes:
     return pyplot().subplots(layout="constrained", **size)[1] if ax is None else ax
 
 
-def new_figure(figure, **size):
+def new_figure(figure: Figure | None, **size: Any) -> Figure:
     return pyplot().figure(layout="constrained", **size) if figure is None else figure
 
 
-def colours(dark=False):
+def colours(dark: bool = False) -> ListedColormap:
     from matplotlib.colors import ListedColormap
 
     return ListedColormap(ramp(dark) / 255, name="attnc")
 
 
-def norm(name, largest):
+def norm(name: str | Normalize, largest: float) -> tuple[Normalize, str]:
     """From a name to matplotlib's norm and the words for the colour bar."""
     pyplot()
     from matplotlib import colors
@@ -62,7 +73,9 @@ def norm(name, largest):
     return name, "weight"
 
 
-def bar(figure, image, axes, name, words, size=9, **options):
+def bar(
+        figure: Figure, image: AxesImage, axes: Axes, name: str | Normalize, words: str, size: float = 9,
+        **options: Any) -> Colorbar:
     """A colour bar that says what the colours mean, with round numbers that do not crowd and the largest."""
     largest = image.norm.vmax
     steps = [0.0]
@@ -82,13 +95,13 @@ def bar(figure, image, axes, name, words, size=9, **options):
     return made
 
 
-def hatch(ax):
+def hatch(ax: Axes) -> None:
     """What is not drawn over, the keys that are not allowed, is grey and hatched."""
     ax.set_facecolor("#e6e7ea")
     ax.patch.set(hatch="/////", edgecolor="#c6c9d0", linewidth=0)
 
 
-def hatched(ax, corners):
+def hatched(ax: Axes, corners: list[tuple[float, float]]) -> None:
     """Squares of one unit with the hatching, below what is drawn on them."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
@@ -97,7 +110,7 @@ def hatched(ax, corners):
                                       edgecolor="#c6c9d0", hatch="/////", linewidth=0, zorder=-1))
 
 
-def frame(ax, left=False):
+def frame(ax: Axes, left: bool = False) -> None:
     """Only the lines that carry something."""
     for side, spine in ax.spines.items():
         spine.set_visible(left and side == "left")
@@ -105,7 +118,7 @@ def frame(ax, left=False):
     ax.tick_params(length=0, labelcolor=INK)
 
 
-def label_axis(axis, tokens, first, size, room):
+def label_axis(axis: Axis, tokens: list[str] | None, first: np.ndarray, size: float, room: float) -> None:
     """Tokens, or positions without them, at the places whose first positions are `first`; thinned to fit `room`.
 
     `room` is the length of the axis in points. Tokens are written across the axis, positions along it.
@@ -118,17 +131,17 @@ def label_axis(axis, tokens, first, size, room):
     else:
         steps = (step * 10**power for power in range(20) for step in (1, 2, 5))
         step = next(step for step in steps if (first[-1] + 1) / step * needed <= room or step > first[-1])
-        names = list(range(0, first[-1] + 1, step))
-        places = np.searchsorted(first, names, side="right") - 1
+        names = [str(position) for position in range(0, first[-1] + 1, step)]
+        places = np.searchsorted(first, [*map(int, names)], side="right") - 1
     axis.set_ticks(places, [plain(name) for name in names], fontsize=size, **font(names))
 
 
-def row_name(names, row) -> str:
+def row_name(names: list[str] | None, row: int) -> str:
     """What a title calls a row."""
     return shorten(names[row], NAME) if names else f"row {row}"
 
 
-def font(texts):
+def font(texts: Iterable[object]) -> dict[str, list[str]]:
     """Options of a text: beside the usual fonts, those of this machine that have letters which the usual ones lack."""
     if all(sign < "\u0600" for text in texts for sign in str(text)):
         return {}
@@ -138,19 +151,19 @@ def font(texts):
     return {"fontfamily": [*rcParams["font.family"], *(name for name in FONTS if name in here)]}
 
 
-def plain(text):
+def plain(text: object) -> str:
     """Text in which dollar signs are letters, not mathematics."""
     return str(text).replace("$", r"\$")
 
 
-def room(ax):
+def room(ax: Axes) -> tuple[float, float]:
     """Width and height of the axes in points, before the layout is final."""
     box = ax.get_position()
     width, height = ax.figure.get_size_inches()
     return 72 * width * box.width, 72 * height * box.height
 
 
-def levels(places, texts, size, room) -> list[tuple[int, bool]] | None:
+def levels(places: Sequence[float], texts: Sequence[str], size: float, room: float) -> list[tuple[int, bool]] | None:
     """How to write `texts` over the points `places` of an axis of `room` points; None if they do not fit.
 
     Each gets a level and whether it ends at its place rather than beginning there. The last ones end there, if they
@@ -166,7 +179,8 @@ def levels(places, texts, size, room) -> list[tuple[int, bool]] | None:
             split, covered = rank, min(covered, places[at] - long[at])
     if covered < 0:
         return None
-    found, placed = {}, []
+    found: dict[int, tuple[int, bool]] = {}
+    placed: list[tuple[int, float, float]] = []
     for ends, group in ((True, order[split:]), (False, order[split - 1::-1] if split else [])):
         for at in group:
             start, end = sorted((places[at], places[at] - long[at] if ends else places[at] + long[at]))
@@ -176,7 +190,7 @@ def levels(places, texts, size, room) -> list[tuple[int, bool]] | None:
     return [found[at] for at in range(len(places))]
 
 
-def ink_on(rgba):
+def ink_on(rgba: Sequence[float]) -> str:
     """White or ink, whichever has more contrast (WCAG 2) with a colour."""
     colour = np.array(rgba[:3])
     linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)

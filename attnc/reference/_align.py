@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from .._checks import align_args
+from .._types import ArrayLike, Integers
 
 
-def align(matrix, *, medfilt=7):
+def align(matrix: ArrayLike, *, medfilt: int | None = 7) -> tuple[Integers, Integers]:
     """The definition of `attnc.align`."""
     given, width = align_args(matrix, medfilt)
     x = np.array(given, np.float64)
@@ -27,6 +28,6 @@ def align(matrix, *, medfilt=7):
     return rows, frames
 
 
-def _before(i, j):
+def _before(i: int, j: int) -> list[tuple[int, int]]:
     """Where a path may come from, the preferred place first."""
     return [place for place in ((i - 1, j - 1), (i, j - 1), (i - 1, j)) if min(place) >= 0]

@@ -197,7 +197,8 @@ def test_the_rounding_of_bfloat16_in_another_library_is_no_sink(seed):
     ([np.ones((1, 2, 2)), np.ones((1, 2, 3))], ValueError, "all layers must have the same"),
     ((None, None), TypeError, "got None: a model of transformers returns its weights with output_attentions=True"),
     (((np.eye(2),), (np.ones((1, 2)),)), ValueError, "weights must be readable as one array, got tuple"),
-    (object(), TypeError, "weights must be floats, got object"),
+    (object(), TypeError, "weights must be an array of floats or AttentionWeights, got object <object"),
+    (attnc.AttentionWeights(np.ones((5, 8)), np.ones((6, 8))).T, TypeError, r"Weights, got Transposed\(shape=\(6, 5\)"),
     (None, TypeError, "weights must be an array, got None"),
 ])
 def test_what_is_no_weights_is_refused(weights, error, text):

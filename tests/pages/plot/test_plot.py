@@ -11,29 +11,11 @@ import attnc
 import attnc.datasets
 
 matplotlib = pytest.importorskip("matplotlib")
-matplotlib.use("Agg")
 from drawn import cells, inside, overlaps, texts  # noqa: E402
 from matplotlib import pyplot  # noqa: E402
 
 from attnc import plot  # noqa: E402
 from attnc.__main__ import main  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    pyplot.close("all")
-
-
-@pytest.fixture(scope="module")
-def data():
-    return attnc.datasets.load("turkish")
-
-
-@pytest.fixture(scope="module")
-def weights(data):
-    return attnc.attention_weights(data.query, data.key)
-
 
 # Maps
 
@@ -143,8 +125,10 @@ def test_heads_of_layers_keep_their_grid_and_share_their_colours(weights):
     assert inside(figure) == []
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 3), (7, 3, 20), (13, 1, 9), (3, 5, 4, 4), (300, 4, 4)])
-@pytest.mark.parametrize("order", [None, "entropy", "distance", "first", "previous"])
+# The widest of the statistics that a title adds.
+@pytest.mark.parametrize(("shape", "order"), [
+    *((shape, order) for shape in ((1, 3, 3), (7, 3, 20), (13, 1, 9), (3, 5, 4, 4)) for order in (None, "previous")),
+    ((300, 4, 4), "previous")])
 def test_titles_of_heads_stand_above_their_maps_and_meet_nothing(shape, order):
     figure = plot.heads(np.full(shape, 1 / shape[-1]), order=order)
     above_their_maps(figure, int(np.prod(shape[:-2])))

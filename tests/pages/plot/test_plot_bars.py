@@ -9,27 +9,9 @@ import attnc
 import attnc.datasets
 
 matplotlib = pytest.importorskip("matplotlib")
-matplotlib.use("Agg")
 from drawn import inside, texts  # noqa: E402
-from matplotlib import pyplot  # noqa: E402
 
 from attnc import plot  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    pyplot.close("all")
-
-
-@pytest.fixture(scope="module")
-def data():
-    return attnc.datasets.load("turkish")
-
-
-@pytest.fixture(scope="module")
-def weights(data):
-    return attnc.attention_weights(data.query, data.key)
 
 
 def test_a_row_has_its_largest_weights_and_they_add_up(weights, data):
