@@ -62,9 +62,7 @@ class Case:
     def make(self, seed: int) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
         """Query, key and value of standard normal numbers, and the options as a dictionary."""
         random = np.random.default_rng(seed)
-        arrays = tuple([(random.standard_normal(shape) if self.dtype == "float64" else
-                         random.standard_normal(shape, np.float32)).astype(dtype_of(self.dtype), copy=False)
-                        for shape in self._shapes()])
+        arrays = tuple([standard_normal(random, shape, self.dtype) for shape in self._shapes()])
         return arrays, dict(self.options)
 
     @cached_property
@@ -114,6 +112,13 @@ def dtype_of(name: str) -> np.dtype:
     if name == "bfloat16":
         import ml_dtypes  # noqa: F401 (registers the name)
     return np.dtype(name)
+
+
+def standard_normal(random: np.random.Generator, shape: Shape, dtype: str) -> np.ndarray:
+    """Standard normal numbers, drawn in float32 for a narrower dtype."""
+    if dtype == "float64":
+        return random.standard_normal(shape)
+    return random.standard_normal(shape, np.float32).astype(dtype_of(dtype), copy=False)
 
 
 def exact_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Any) -> AttentionResult:

@@ -4,11 +4,21 @@
 measurements as a dictionary.
 """
 
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Arrays: TypeAlias = tuple[np.ndarray, ...]      # inputs of a case
+Options: TypeAlias = dict[str, Any]             # of its function
+Call: TypeAlias = Callable[[], Any]             # of a contender: gives its output, or output and weights
+Json: TypeAlias = dict[str, Any]                # what is measured
+
 
 class Unsupported(Exception):
     """A contender is not installed, or cannot do a case; the message says why."""
 
     @classmethod
-    def import_of(cls, error: ImportError):
+    def import_of(cls, error: ImportError) -> "Unsupported":
         """For a contender that cannot be imported."""
         return cls("not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported: {error}")

@@ -1,11 +1,14 @@
 """What this machine can do at most, measured next to each case: arithmetic, reading, or what a simpler call takes."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 import attnc
 from attnc._isa import kernels
+from attnc.bench import Arrays, Json, Options
 from attnc.bench.cases.attention import MEMORY_BYTES, DrawnCase, reads, wanted
 from attnc.bench.cases.dense import DenseWeights
 from attnc.bench.cases.links import Softmax
@@ -15,7 +18,7 @@ PROBES = 3                  # at a time, of which the best counts
 ALLOWED = {"mask": 1.15, "bias": 1.25}      # times the call without it
 
 
-def _best(threads, function, *arguments) -> dict:
+def _best(threads: int, function: Callable[..., float], *arguments: Any) -> Json:
     """The highest rate of a few probes, and the fraction of `threads` processors that they had to themselves.
 
     A probe that another process interrupts says too little of the machine, which would flatter the share.
@@ -30,12 +33,12 @@ class Arithmetic:
 
     name, unit = "fma", "FLOP/s"
 
-    def __init__(self, case, arrays, options, threads):
+    def __init__(self, case: Any, arrays: Arrays, options: Options, threads: int) -> None:
         self.work = case.flops
         self.dtype = "float32" if case.dtype == "float16" else case.dtype
         self.threads = threads
 
-    def probe(self) -> dict:
+    def probe(self) -> Json:
         return _best(self.threads, kernels.fma_peak, self.dtype)
 
 
@@ -45,13 +48,13 @@ class Reading:
     name, unit = "read", "B/s"
     _memory = None
 
-    def __init__(self, case, arrays, options, threads):
+    def __init__(self, case: Any, arrays: Arrays, options: Options, threads: int) -> None:
         self.work = case.bytes
         self.threads = threads
         if Reading._memory is None:
             Reading._memory = np.ones(MEMORY_BYTES // 8)
 
-    def probe(self) -> dict:
+    def probe(self) -> Json:
         return _best(self.threads, kernels.read_bandwidth, self._memory)
 
 
@@ -61,21 +64,21 @@ class Plain:
     name, unit = "plain", "calls/s"
     work = 1
 
-    def __init__(self, case, arrays, options, threads):
+    def __init__(self, case: Any, arrays: Arrays, options: Options, threads: int) -> None:
         rest = {name: value for name, value in options.items() if name not in ("mask", "bias", "want")}
         self.call = lambda: attnc.attention(*arrays, num_threads=threads, **rest)
         self.case, self.threads = case, threads
         self.dtype = arrays[0].dtype
-        self.repeat = None
+        self.repeat = 0
 
-    def probe(self) -> dict:
+    def probe(self) -> Json:
         # A call is not all parallel, so whether the processors are free is seen by arithmetic.
         busy = _best(self.threads, kernels.fma_peak, "float32")["busy"]
         self.repeat = self.repeat or calibrate(self.call)
         plain = min(seconds_per_call(self.call, self.repeat) for _ in range(PROBES))
         return {"busy": busy, "plain": plain} | self.allowed(plain)
 
-    def allowed(self, plain: float) -> dict:
+    def allowed(self, plain: float) -> Json:
         """The rate that is allowed where the plain call takes so many seconds, and what else was measured for it."""
         return {"rate": 1 / (ALLOWED[self.case.drawn] * plain)}
 
@@ -89,11 +92,11 @@ class Weights(Plain):
 
     name = "weights"
 
-    def __init__(self, case, arrays, options, threads):
+    def __init__(self, case: Any, arrays: Arrays, options: Options, threads: int) -> None:
         super().__init__(getattr(case, "case", case), arrays, options, threads)
         self.again = isinstance(case, DenseWeights)
 
-    def allowed(self, plain: float) -> dict:
+    def allowed(self, plain: float) -> Json:
         fills = []
         for _ in range(PROBES):
             array = np.empty((self.case.batch, self.case.q_heads, self.case.q_len, self.case.kv_len), self.dtype)
@@ -109,17 +112,17 @@ class Streaming:
     name, unit = "stream", "calls/s"
     work = 1
 
-    def __init__(self, case, arrays, options, threads):
+    def __init__(self, case: Any, arrays: Arrays, options: Options, threads: int) -> None:
         self.input, self.reads, self.threads = arrays[0].view(np.uint8), case.reads, threads
         self.output = np.empty_like(self.input)
 
-    def probe(self) -> dict:
+    def probe(self) -> Json:
         read = _best(self.threads, kernels.read_bandwidth, self.input)
         copy = min(kernels.copy(self.input, self.output, self.threads) for _ in range(PROBES))
         return read | {"rate": 1 / ((self.reads - 1) * self.input.nbytes / read["rate"] + copy), "copy": copy}
 
 
-def limit_for(case, options):
+def limit_for(case: Any, options: Options) -> type[Arithmetic | Reading | Plain | Streaming] | None:
     """The class of the limit that binds a case; None for a softmax that stays in cache, where no single one does."""
     if isinstance(case, Softmax):
         return Streaming if case.reads else None

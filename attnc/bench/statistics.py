@@ -4,13 +4,15 @@
 """
 
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 import attnc
 from attnc import reference
-from attnc.bench import Unsupported, machine, report, runner, script
+from attnc.bench import Arrays, Call, Json, Options, Unsupported, machine, report, runner, script
 from attnc.bench.contenders.tensors import import_torch, to_torch
 from attnc.bench.timing import spread
 from attnc.testing import Case, error_and_tolerance
@@ -28,16 +30,18 @@ SLOW_ROUNDS = 2     # of the peers, which take many seconds
 class StatisticsCase(Case):
     """An attention, and which of its statistics are asked for."""
 
-    asked: tuple = tuple(STATISTICS)
-    bins: tuple = (64, 64)
+    asked: tuple[str, ...] = tuple(STATISTICS)
+    bins: tuple[int, int] = (64, 64)
 
-    def make(self, seed: int) -> tuple:
+    def make(self, seed: int) -> tuple[Any, ...]:
         """Query and key, and the options; every result is wanted."""
         (query, key, _), options = super().make(seed)
         return (query, key), {**options, "want": self.asked}
 
 
-def _case(heads, length, asked=tuple(STATISTICS), bins=(64, 64), **options) -> StatisticsCase:
+def _case(
+        heads: int, length: int, asked: tuple[str, ...] = tuple(STATISTICS), bins: tuple[int, int] = (64, 64),
+        **options: Any) -> StatisticsCase:
     words = "causal" if options.get("causal") else "full"
     return StatisticsCase(f"f32 1,{heads},{length},{length},64 {words}", 1, heads, heads, length, length, 64,
                           options=tuple(options.items()), asked=asked, bins=bins)
@@ -47,30 +51,30 @@ CASES = _case(16, 4096), _case(16, 4096, causal=True)
 TINY = _case(2, 70, bins=(5, 7)), _case(2, 70, bins=(5, 7), causal=True)
 
 
-def _arguments(statistic: str, case) -> dict:
+def _arguments(statistic: str, case: StatisticsCase) -> Json:
     """Those of `AttentionWeights.summary`."""
     values = {"topk": TOP, "map": case.bins}
     return {name: values.get(name, True) for name in STATISTICS[statistic]}
 
 
-def _flat(found: dict, names) -> list:
+def _flat(found: Json, names: Iterable[str]) -> list[Any]:
     """The arrays of these statistics; of topk the weights and the indices."""
     return [array for name in names for array in (found[name] if isinstance(found[name], tuple) else (found[name],))]
 
 
-def _report(found: dict, seconds: dict, memory: dict) -> tuple:
+def _report(found: Json, seconds: Json, memory: Json) -> tuple[Any, ...]:
     """What a round gives: two lines of numbers for each statistic, then the arrays of the first, of the second, ..."""
     lines = np.array([[seconds[name] for name in found], [memory[name] or np.nan for name in found]])
     return lines, *(array for name in found for array in found[name])
 
 
-def setup_attnc(case, arrays, options, threads):
+def setup_attnc(case: StatisticsCase, arrays: Arrays, options: Options, threads: int) -> Call:
     """The package: each statistic directly after plain attention over the same queries and keys."""
     query, key = arrays
     value = np.random.default_rng(1).standard_normal(key.shape, np.float32)
     options = {name: option for name, option in options.items() if name != "want"}
 
-    def call():
+    def call() -> tuple[np.ndarray, ...]:
         found, seconds, memory, plain = {}, {}, {}, []
         for statistic in case.asked:
             with machine.PeakMemory() as peak:
@@ -88,7 +92,8 @@ def setup_attnc(case, arrays, options, threads):
     return call
 
 
-def _with_matrix(case, matrix, say) -> tuple:
+def _with_matrix(
+        case: StatisticsCase, matrix: Callable[[], Any], say: dict[str, Callable[[Any], Any]]) -> tuple[Any, ...]:
     """The statistics of a matrix; each takes the time of making the matrix and its own."""
     with machine.PeakMemory() as made:
         began = time.perf_counter()
@@ -101,39 +106,39 @@ def _with_matrix(case, matrix, say) -> tuple:
             began = time.perf_counter()
             parts[name] = say[name](weights)
             seconds[name] = time.perf_counter() - began
-        memory[name] = None if peak.bytes is None else max(made.bytes, held + peak.bytes)
+        memory[name] = None if peak.bytes is None or made.bytes is None else max(made.bytes, held + peak.bytes)
     found = {statistic: [np.asarray(array) for part in STATISTICS[statistic] for array in parts[part]]
              for statistic in case.asked}
     whole = {name: making + sum(seconds[part] for part in STATISTICS[name]) for name in case.asked}
-    most = {name: None if made.bytes is None else max(memory[part] for part in STATISTICS[name])
+    most = {name: None if made.bytes is None else max(memory[part] or 0 for part in STATISTICS[name])
             for name in case.asked}
     return _report(found, whole, most)
 
 
-def setup_numpy(case, arrays, options, threads):
+def setup_numpy(case: StatisticsCase, arrays: Arrays, options: Options, threads: int) -> Call:
     """Products and softmax in place, then NumPy's own functions."""
     query, key = arrays
     rows, columns = (length // count for length, count in zip((case.q_len, case.kv_len), case.bins, strict=True))
 
-    def matrix():
+    def matrix() -> np.ndarray:
         weights = (query * np.float32(case.head_dim ** -0.5)) @ key.swapaxes(-1, -2)
         weights -= weights.max(axis=-1, keepdims=True)
         np.exp(weights, out=weights)
         weights /= weights.sum(axis=-1, keepdims=True)
         return weights
 
-    def topk(weights):
+    def topk(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         indices = np.argpartition(weights, -TOP, axis=-1)[..., -TOP:]
         chosen = np.take_along_axis(weights, indices, -1)
         order = np.argsort(-chosen, axis=-1)
         return np.take_along_axis(chosen, order, -1), np.take_along_axis(indices, order, -1)
 
-    def entropy(weights):
+    def entropy(weights: np.ndarray) -> list[np.ndarray]:
         logs = np.log(weights)
         logs *= weights
         return [-logs.sum(-1)]
 
-    def pooled(weights):
+    def pooled(weights: Any) -> list[Any]:
         sums = weights.reshape(*weights.shape[:-1], -1, columns).sum(-1)
         return [sums.reshape(*weights.shape[:-2], -1, rows, sums.shape[-1]).mean(-2)]
 
@@ -142,34 +147,34 @@ def setup_numpy(case, arrays, options, threads):
     return lambda: _with_matrix(case, matrix, say)
 
 
-def _setup_torch(case, arrays, threads, way):
+def _setup_torch(case: StatisticsCase, arrays: Arrays, threads: int, way: Callable[[Any, Any, Any], Any]) -> Call:
     torch = import_torch(threads)
     query, key = (to_torch(torch, array) for array in arrays)
     rows, columns = (length // count for length, count in zip((case.q_len, case.kv_len), case.bins, strict=True))
 
-    def pooled(weights):
+    def pooled(weights: Any) -> list[Any]:
         sums = weights.reshape(*weights.shape[:-1], -1, columns).sum(-1)
         return [sums.reshape(*weights.shape[:-2], -1, rows, sums.shape[-1]).mean(-2)]
 
     say = {"topk": lambda w: torch.topk(w, TOP), "entropy": lambda w: [torch.special.entr(w).sum(-1)],
            "max": lambda w: [w.amax(-1)], "key_mass": lambda w: [w.sum(-2)], "map": pooled}
 
-    def call():
+    def call() -> tuple[np.ndarray, ...]:
         with torch.inference_mode():
             return _with_matrix(case, lambda: way(torch, query, key), say)
 
     return call
 
 
-def setup_eager(case, arrays, options, threads):
+def setup_eager(case: StatisticsCase, arrays: Arrays, options: Options, threads: int) -> Call:
     """torch as the models of transformers do it where weights are asked for."""
     return _setup_torch(case, arrays, threads, lambda torch, query, key: torch.softmax(
         query @ key.mT * case.head_dim ** -0.5, dim=-1))
 
 
-def setup_identity(case, arrays, options, threads):
+def setup_identity(case: StatisticsCase, arrays: Arrays, options: Options, threads: int) -> Call:
     """scaled_dot_product_attention, which never gives its weights, over the identity as values: its output is they."""
-    def way(torch, query, key):
+    def way(torch: Any, query: Any, key: Any) -> Any:
         identity = torch.eye(case.kv_len).expand(*key.shape[:2], -1, -1)
         return torch.nn.functional.scaled_dot_product_attention(query, key, identity)
 
@@ -179,17 +184,17 @@ def setup_identity(case, arrays, options, threads):
 class _Expected:
     """The statistics of the last head from the definition, and what is wrong with those of another."""
 
-    def __init__(self, case):
+    def __init__(self, case: StatisticsCase) -> None:
         (query, key), options = case.make(0)
         options.pop("want")
         twins = [reference.AttentionWeights(query[0, -1].astype(dtype), key[0, -1].astype(dtype), **options)
                  for dtype in (np.float64, np.float32)]
-        everything = {"topk": TOP, "map": case.bins, "entropy": True, "max": True, "key_mass": True}
+        everything: Options = {"topk": TOP, "map": case.bins, "entropy": True, "max": True, "key_mass": True}
         said = [vars(twin.summary(**everything)) for twin in twins]
         self.known = {name: [_flat(each, STATISTICS[name]) for each in said] for name in STATISTICS}
         self.dense = twins[0].dense()
 
-    def judge(self, statistic, arrays) -> str | None:
+    def judge(self, statistic: str, arrays: Sequence[np.ndarray]) -> str | None:
         """None if all is right: weights at the indices too, since two may be equal but for rounding."""
         for array, exact, honest in zip(arrays, *self.known[statistic], strict=True):
             got = array[0, -1]
@@ -202,19 +207,19 @@ class _Expected:
         return None
 
 
-def measure(cases, threads: int, rounds: int) -> dict:
+def measure(cases: Sequence[StatisticsCase], threads: int, rounds: int) -> Json:
     """Every case verified, then measured in rounds; a result ready for JSON."""
     found = [_measure(case, threads, rounds, PEERS if at == 0 else {}) for at, case in enumerate(cases)]
     return {**machine.describe(threads), "settings": {"rounds": rounds, "slow_rounds": min(rounds, SLOW_ROUNDS)},
             "cases": found, "passed": all("failed" not in case for case in found)}
 
 
-def _measure(case, threads, rounds, peers) -> dict:
+def _measure(case: StatisticsCase, threads: int, rounds: int, peers: dict[str, str]) -> Json:
     expected = _Expected(case)
-    found = {"name": case.name, "statistics": {name: {} for name in case.asked}, "without": {}}
-    workers = {}
+    found: Json = {"name": case.name, "statistics": {name: {} for name in case.asked}, "without": {}}
+    workers: dict[str, runner.Worker] = {}
 
-    def verified(name, each=case):
+    def verified(name: str, each: StatisticsCase = case) -> Any:
         """The numbers of one call of all that is asked, if its results are right."""
         (lines, *arrays), _ = workers[name].ask("prepare", each, 0, slice(None), False)
         for at, statistic in enumerate(each.asked):
@@ -242,9 +247,10 @@ def _measure(case, threads, rounds, peers) -> dict:
     return found
 
 
-def _times(found, workers, verified, rounds):
+def _times(found: Json, workers: dict[str, runner.Worker], verified: Callable[[str], Any], rounds: int) -> None:
     """Seconds, multiples of plain attention and, where the peers take part, their time over that of attnc."""
-    own, plain, ratios = [], [], {name: [] for name in workers if name != "attnc"}
+    own, plain = [], []
+    ratios: dict[str, list[np.ndarray]] = {name: [] for name in workers if name != "attnc"}
     for turn in range(rounds):
         lines = verified("attnc")
         own.append(lines[0])
@@ -262,11 +268,11 @@ def _times(found, workers, verified, rounds):
             entry[name]["ratio"] = spread([line[at] for line in kept])
 
 
-def _number(value) -> int | None:
+def _number(value: float) -> int | None:
     return None if np.isnan(value) else int(value)
 
 
-def table(result: dict) -> str:
+def table(result: Json) -> str:
     """Each statistic as a multiple of plain attention, then the time and the memory of the others over attnc's."""
     first = result["cases"][0]["statistics"]
     names = [name for name in PEERS if all(name in found for found in first.values())]
@@ -281,10 +287,10 @@ def table(result: dict) -> str:
     return report.table(header, rows)
 
 
-def _peer(entry, memory) -> str:
+def _peer(entry: Json, memory: int | None) -> str:
     more = f", x {entry['memory'] / memory:,.0f}" if memory and entry["memory"] else ""
     return f"x {entry['ratio']['median']:.1f}{more}"
 
 
-def main(arguments=None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     return script.run(__doc__, CASES, TINY, measure, table, arguments)

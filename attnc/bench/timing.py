@@ -1,8 +1,11 @@
 """Timing one call: how often to repeat it, how long it takes, and when the process has come to rest."""
 
 import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
+
+from attnc.bench import Json
 
 SAMPLE_SECONDS = 0.02       # a timed sample lasts at least about this long
 CROWDED = 0.85              # of the processors: probes that got less were disturbed; the clock errs by a few percent
@@ -10,7 +13,7 @@ CALM_SECONDS = 0.004
 PATIENCE_SECONDS = 0.5
 
 
-def seconds_per_call(call, repeat: int) -> float:
+def seconds_per_call(call: Callable[[], object], repeat: int) -> float:
     """The mean time of `repeat` calls in a row."""
     begin = time.perf_counter()
     for _ in range(repeat):
@@ -18,7 +21,7 @@ def seconds_per_call(call, repeat: int) -> float:
     return (time.perf_counter() - begin) / repeat
 
 
-def calibrate(call, target: float = SAMPLE_SECONDS) -> int:
+def calibrate(call: Callable[[], object], target: float = SAMPLE_SECONDS) -> int:
     """How many calls make a sample of `target` seconds; warms the call up on the way."""
     repeat = 1
     while (spent := repeat * seconds_per_call(call, repeat)) < target / 4:
@@ -40,6 +43,6 @@ def settle() -> bool:
     return False
 
 
-def spread(values) -> dict:
+def spread(values: Sequence[float] | np.ndarray) -> Json:
     """Median, smallest and largest, ready for JSON."""
     return {"median": float(np.median(values)), "min": float(min(values)), "max": float(max(values))}

@@ -1,13 +1,16 @@
 """What the functions beside the chain give, their twins, and their twins one precision up: gradients, packed sequences,
 parts of the keys, the cache, statistics of the weights. `parity` makes lines of them."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import attnc
 from attnc import reference
+from attnc._types import ArrayLike
+from attnc.bench import Arrays, Options
 from attnc.testing import exact_attention
 
 VARLEN = {"causal", "window", "scale", "softcap", "alibi_slopes", "sinks"}      # what packed sequences and chunks take
@@ -25,7 +28,7 @@ class Trio(NamedTuple):
     scale: float
 
 
-def beside_the_chain(arrays, options) -> Iterator[Trio]:
+def beside_the_chain(arrays: Arrays, options: Options) -> Iterator[Trio]:
     """The trios of query, key and value, whose accumulation dtype is float32, so that float64 is one precision up."""
     arrays = tuple(x if x.ndim > 3 else x[None] for x in arrays)
     random = np.random.default_rng(0)
@@ -40,26 +43,29 @@ def beside_the_chain(arrays, options) -> Iterator[Trio]:
     yield from _whole_process(arrays, options)
 
 
-def largest(array) -> float:
+def largest(array: ArrayLike) -> float:
     """The largest finite magnitude, which sets the scale of a rounding error."""
     array = np.abs(np.asarray(array, np.float64))
     return float(array.max(initial=0.0, where=np.isfinite(array)))
 
 
-def wide(arrays) -> tuple:
+def wide(arrays: Iterable[np.ndarray]) -> tuple[Any, ...]:
     """Arrays in float64."""
     return tuple(array.astype(np.float64) for array in arrays)
 
 
-def _gradients(arrays, options, random):
+def _three(of: Callable[..., Any], *arrays: np.ndarray) -> tuple[Any, Any, Any]:
+    """What ``of(module, *arrays)`` gives with the package, with the twin one precision up, and with the twin."""
+    return of(attnc, *arrays), of(reference, *wide(arrays)), of(reference, *arrays)
+
+
+def _gradients(arrays: Arrays, options: Options, random: np.random.Generator) -> Iterator[Trio]:
     query, key, value = wide(arrays)
     given = reference.attention(*arrays, want="lse", **options)
     grad = random.standard_normal(given.output.shape).astype(given.output.dtype)
     names = ("query", "key", "value", *(name for name in ("bias", "sinks") if name in options))
-    results = [function(g, *inputs, output, lse, want=names, **options) for function, (g, output, lse), inputs in (
-        (attnc.attention_backward, (grad, given.output, given.lse), arrays),
-        (reference.attention_backward, wide((grad, given.output, given.lse)), (query, key, value)),
-        (reference.attention_backward, (grad, given.output, given.lse), arrays))]
+    inputs = grad, *arrays, given.output, given.lse
+    results = _three(lambda module, *each: module.attention_backward(*each, want=names, **options), *inputs)
     weights = reference.attention_weights(query, key, **options)
     size, group = np.abs(grad.astype(np.float64)), query.shape[-3] // key.shape[-3]
     of_values = np.abs(np.repeat(value, group, -3)).swapaxes(-1, -2)
@@ -70,31 +76,31 @@ def _gradients(arrays, options, random):
               "key": scale * group * largest(terms.sum(-2)) * largest(query),
               "value": group * largest(weights.sum(-2)) * largest(grad), "sinks": largest(rows.sum((0, -2)))}
     for name in names:
-        yield Trio(f"attention_backward {name}", *(getattr(result, name) for result in results), scales[name])
+        got, exact, honest = (getattr(result, name) for result in results)
+        yield Trio(f"attention_backward {name}", got, exact, honest, scales[name])
 
 
-def _softmax_gradients(arrays, options, random):
+def _softmax_gradients(arrays: Arrays, options: Options, random: np.random.Generator) -> Iterator[Trio]:
     scores = reference.attention_scores(*arrays[:2], **options)
     grad = random.standard_normal(scores.shape).astype(scores.dtype)
     for name in ("softmax", "log_softmax"):
-        output = getattr(reference, name)(scores)
-        fast, twin = (getattr(module, f"{name}_backward") for module in (attnc, reference))
         scale = 2 * largest(grad) if name == "softmax" else largest(np.abs(grad).sum(-1))
-        yield Trio(f"{name}_backward", fast(grad, output), twin(*wide((grad, output))), twin(grad, output), scale)
+        backward = operator.attrgetter(f"{name}_backward")
+        results = _three(lambda module, *each, of=backward: of(module)(*each), grad, getattr(reference, name)(scores))
+        yield Trio(f"{name}_backward", *results, scale)
 
 
-def _packed(arrays, options):
+def _packed(arrays: Arrays, options: Options) -> Iterator[Trio]:
     """The batch as packed sequences, the last of which lost a row and a key."""
     batch, _, q_len, _ = arrays[0].shape
     packed = [x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in arrays]
     bounds = [np.minimum(np.arange(batch + 1) * n, batch * n - (n > 1)) for n in (q_len, arrays[1].shape[2])]
     packed = [x[:bound[-1]] for x, bound in zip(packed, (bounds[0], bounds[1], bounds[1]), strict=True)]
-    yield Trio("attention_varlen", attnc.attention_varlen(*packed, *bounds, **options),
-               reference.attention_varlen(*wide(packed), *bounds, **options),
-               reference.attention_varlen(*packed, *bounds, **options), largest(arrays[2]))
+    results = _three(lambda module, *each: module.attention_varlen(*each, *bounds, **options), *packed)
+    yield Trio("attention_varlen", *results, largest(arrays[2]))
 
 
-def _parts(arrays, options):
+def _parts(arrays: Arrays, options: Options) -> Iterator[Trio]:
     """Keys in two parts: their merged states, and a state that takes one after the other."""
     query, key, value = arrays
     offset = options | {"q_offset": options.get("q_offset", key.shape[2] - query.shape[2])}
@@ -104,17 +110,17 @@ def _parts(arrays, options):
     for half in halves:
         state.update(*half)
     of_scores = max(1.0, largest(exact.scores), largest(exact.lse))
-    for name, scale in (("output", largest(value)), ("lse", of_scores)):
-        yield Trio(f"AttentionState {name}", *(getattr(x, name) for x in (state.result(), exact, honest)), scale)
+    result = state.result()
+    yield Trio("AttentionState output", result.output, exact.output, honest.output, largest(value))
+    yield Trio("AttentionState lse", result.lse, exact.lse, honest.lse, of_scores)
     states = [(result.output, result.lse) for result in (reference.attention(query, *half, want="lse", scale=0.1)
                                                          for half in halves)]
-    merged = [merge(given) for merge, given in ((attnc.merge_states, states), (reference.merge_states,
-              [wide(given) for given in states]), (reference.merge_states, states))]
-    for name, *three in zip(("output", "lse"), *merged, strict=True):
-        yield Trio(f"merge_states {name}", *three, largest(value) if name == "output" else of_scores)
+    merged = _three(lambda module, *each: module.merge_states([each[:2], each[2:]]), *states[0], *states[1])
+    for name, got, wanted, twin in zip(("output", "lse"), *merged, strict=True):
+        yield Trio(f"merge_states {name}", got, wanted, twin, largest(value) if name == "output" else of_scores)
 
 
-def _cached(arrays, options):
+def _cached(arrays: Arrays, options: Options) -> Iterator[Trio]:
     """A cache that took the keys in two parts; with rows of int8 too."""
     query, key, value = arrays
     batch, heads, tokens, _ = key.shape
@@ -130,32 +136,32 @@ def _cached(arrays, options):
         yield Trio(f"KVCache.attend{mark}", got, exact, honest, largest(rows[1]))
 
 
-def _statistics(arrays, options, random):
+def _statistics(arrays: Arrays, options: Options, random: np.random.Generator) -> Iterator[Trio]:
     query, key, value = arrays
-    three = [attnc.AttentionWeights(query, key, **options), reference.AttentionWeights(*wide((query, key)), **options),
-             reference.AttentionWeights(query, key, **options)]
+    three = _three(lambda module, *each: module.AttentionWeights(*each, **options), query, key)
     q_len, kv_len = three[0].shape[-2:]
     keep, grad = np.arange(kv_len) % 3 > 0, random.standard_normal((*three[0].shape[:-1], 3), np.float32)
     of_value = np.repeat(value, query.shape[-3] // key.shape[-3], -3)
     bins = min(q_len, 5), min(kv_len, 7)
     scores = reference.attention_scores(*wide((query, key)), **options)
     logits = max(1.0, largest(scores), largest(three[1].lse))
-    for name, say, scale in (
-            ("dense", lambda W: W.dense(), 1.0), ("lse", lambda W: W.lse, logits),
-            ("max", lambda W: W.max(), 1.0), ("topk", lambda W: W.topk(3).weights, 1.0),
-            ("entropy", lambda W: W.entropy(), logits), ("mean_position", lambda W: W.mean_position(), kv_len),
-            ("mean_distance", lambda W: W.mean_distance(), q_len + kv_len),
-            ("lost_mass", lambda W: W.lost_mass(keep), logits), ("key_mass", lambda W: W.key_mass(), q_len),
-            ("key_max", lambda W: W.key_max(), 1.0), ("map", lambda W: W.map(bins), 1.0),
-            ("head_mean", lambda W: W.head_mean(), 1.0), ("@", lambda W: W @ of_value, largest(value)),
-            ("T @", lambda W: W.T @ grad, q_len * largest(grad))):
-        yield Trio(f"AttentionWeights {name}", *map(say, three), scale)
+    statements: Sequence[tuple[str, Callable[[Any], Any], float]] = (
+        ("dense", lambda W: W.dense(), 1.0), ("lse", lambda W: W.lse, logits),
+        ("max", lambda W: W.max(), 1.0), ("topk", lambda W: W.topk(3).weights, 1.0),
+        ("entropy", lambda W: W.entropy(), logits), ("mean_position", lambda W: W.mean_position(), kv_len),
+        ("mean_distance", lambda W: W.mean_distance(), q_len + kv_len),
+        ("lost_mass", lambda W: W.lost_mass(keep), logits), ("key_mass", lambda W: W.key_mass(), q_len),
+        ("key_max", lambda W: W.key_max(), 1.0), ("map", lambda W: W.map(bins), 1.0),
+        ("head_mean", lambda W: W.head_mean(), 1.0), ("@", lambda W: W @ of_value, largest(value)),
+        ("T @", lambda W: W.T @ grad, q_len * largest(grad)))
+    for name, say, scale in statements:
+        yield Trio(f"AttentionWeights {name}", say(three[0]), say(three[1]), say(three[2]), scale)
     if q_len == kv_len:
         yield Trio("rollout", attnc.rollout([three[0]] * 2, 1), reference.rollout([three[1]] * 2, 1),
                    reference.rollout([three[2]] * 2, 1), 1.0)
 
 
-def _whole_process(arrays, options):
+def _whole_process(arrays: Arrays, options: Options) -> Iterator[Trio]:
     """Slopes beside their formula; an alignment; the same bits with other numbers of threads."""
     slopes = 2.0 ** -np.arange(1, 9)
     yield Trio("alibi_slopes", attnc.alibi_slopes(8), slopes, slopes, 1.0)

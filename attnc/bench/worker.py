@@ -6,10 +6,11 @@ import signal
 import sys
 from contextlib import redirect_stdout
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 
-from attnc.bench import Unsupported, machine
+from attnc.bench import Call, Json, Unsupported, machine
 from attnc.bench.cases import copies
 from attnc.bench.timing import CROWDED, calibrate, seconds_per_call, settle
 from attnc.testing import Case
@@ -21,17 +22,20 @@ LONG_SECONDS = 0.1      # a call this long needs no untimed one before it to wak
 class Contender:
     """The commands a worker answers, as methods."""
 
-    def __init__(self, setup: str, threads: int):
+    def __init__(self, setup: str, threads: int) -> None:
         module, _, function = setup.partition(":")
         self.setup = getattr(importlib.import_module(module), function)
         self.name = function
         self.threads = threads
-        self.call = self.limit = self.repeat = self.seconds = None
-        self.retries = RETRIES
+        self.repeat, self.seconds, self.retries = 1, 0.0, RETRIES
+        self.call: Any = None
+        self.limit: Any = None
 
-    def prepare(self, case, seed, rows, with_limit):
+    def prepare(
+            self, case: Any, seed: int, rows: slice | np.ndarray,
+            with_limit: bool) -> tuple[list[np.ndarray], int | None]:
         """Set the case up and give what it computes in the given query rows, for the caller to verify."""
-        self.call = self.limit = self.repeat = None     # lets go of the last case's arrays first
+        self.call = self.limit = None     # lets go of the last case's arrays first
         arrays, options = case.make(seed)
         setup = self.setup
         if not isinstance(case, Case):                  # it names the module of its contenders
@@ -52,7 +56,7 @@ class Contender:
         settle()
         return chosen, self.peak.bytes
 
-    def warm(self):
+    def warm(self) -> Json | None:
         """Find out how often to repeat the call in a sample; gives the name and the work of the limit, if asked for."""
         self.repeat = calibrate(self.call)
         self.seconds = seconds_per_call(self.call, self.repeat)
@@ -60,7 +64,7 @@ class Contender:
         settle()
         return self.limit and {"name": self.limit.name, "unit": self.limit.unit, "work": self.limit.work}
 
-    def sample(self):
+    def sample(self) -> Json:
         """The mean time of a call now, between two probes of the limit if there is one.
 
         A sample whose probes had to share the processors with other processes is taken again, a few times a case.
@@ -78,14 +82,14 @@ class Contender:
         quiet = settle()
         return {"seconds": seconds, "before": before, "after": after, "disturbed": disturbed, "quiet": quiet}
 
-    def libraries(self):
+    def libraries(self) -> list[str]:
         """The BLAS libraries this contender has loaded."""
         from attnc.bench.machine import blas
 
         return blas()
 
 
-def _in_turns(calls):
+def _in_turns(calls: list[Call]) -> Call:
     """One call after another, so that what one has left in the caches is no use to the next."""
     turn = itertools.cycle(calls)
     return lambda: next(turn)()

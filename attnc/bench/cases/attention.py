@@ -1,9 +1,11 @@
 """Cases of attention: how they are named, those with a drawn mask or bias, and what a contender asks of them."""
 
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import numpy as np
 
+from attnc.bench import Arrays, Json, Options
 from attnc.testing import Case
 
 SHORT = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16"}
@@ -12,11 +14,14 @@ MEMORY_BYTES = 1 << 28      # beyond every cache
 LEAST_COPIED = 1 << 20      # a smaller case is one of calls, not of memory
 
 
-def case(batch, heads, q_len, kv_len, head_dim, dtype="float32", value_dim=None, **options) -> Case:
+def case(
+        batch: int, heads: int | tuple[int, int], q_len: int, kv_len: int, head_dim: int, dtype: str = "float32",
+        value_dim: int | None = None, **options: Any) -> Case:
     """A case named after its shape; `heads` is one number, or (query heads, key/value heads)."""
     q_heads, kv_heads = heads if isinstance(heads, tuple) else (heads, heads)
     shown = f"{q_heads}/{kv_heads}" if q_heads != kv_heads else q_heads
-    depths = head_dim if value_dim in (None, head_dim) else f"{head_dim}/{value_dim}"
+    value_dim = head_dim if value_dim is None else value_dim
+    depths = head_dim if value_dim == head_dim else f"{head_dim}/{value_dim}"
     words = [f"{SHORT[dtype]} {batch},{shown},{q_len},{kv_len},{depths}"]
     words += [name for name, value in options.items() if value is True]
     words += ["window {},{}".format(*options["window"])] if "window" in options else []
@@ -40,7 +45,7 @@ class DrawnCase(Case):
     drawn: str = "mask"
     per_head: bool = False
 
-    def make(self, seed: int):
+    def make(self, seed: int) -> tuple[Arrays, Options]:
         """As `Case.make`, with the array among the options."""
         arrays, options = super().make(seed)
         random = np.random.default_rng((seed, 1))
@@ -57,7 +62,7 @@ def drawn(what: str, per_head: bool) -> DrawnCase:
     return DrawnCase(words, 1, 12, 12, 1024, 1024, 64, drawn=what, per_head=per_head)
 
 
-def visible(each: Case, options: dict, rows: np.ndarray | None = None) -> np.ndarray | None:
+def visible(each: Case, options: Json, rows: np.ndarray | None = None) -> np.ndarray | None:
     """Causal and window as one boolean mask of some rows (all by default), bottom-right; None without either."""
     left, right = options.get("window") or (None, None)
     if not options.get("causal") and left is right is None:
@@ -74,24 +79,24 @@ def visible(each: Case, options: dict, rows: np.ndarray | None = None) -> np.nda
     return keep
 
 
-def aligned(each: Case, options: dict) -> bool:
+def aligned(each: Case, options: Json) -> bool:
     """Whether the causal triangle of a peer that aligns it top-left says all that `visible` would say."""
     return bool(options.get("causal")) and each.q_len == each.kv_len and not options.get("window")
 
 
-def reads(each) -> bool:
+def reads(each: object) -> TypeGuard[Case]:
     """Whether so few rows use a key once it has been read that memory decides, not arithmetic."""
     return isinstance(each, Case) and each.q_len <= DECODE_ROWS
 
 
-def copies(each, arrays: tuple) -> list[tuple]:
+def copies(each: object, arrays: Arrays) -> list[Arrays]:
     """Inputs for calls in turn: where reading binds a case, so many that no cache holds what the next one reads."""
     if not reads(each) or each.bytes < LEAST_COPIED:
         return [arrays]
     return [arrays, *(tuple(array.copy() for array in arrays) for _ in range(MEMORY_BYTES // each.bytes))]
 
 
-def wanted(options: dict) -> tuple[str, ...]:
+def wanted(options: Json) -> tuple[str, ...]:
     """The results a case asks for beside the output, always as a tuple."""
     want = options.get("want", ())
     return (want,) if isinstance(want, str) else tuple(want)

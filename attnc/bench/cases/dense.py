@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnc import reference
+from attnc.bench import Arrays, Json, Options
 from attnc.bench.cases.links import ROWS, Expected
 from attnc.testing import Case, exact_attention
 
@@ -26,12 +27,12 @@ class DenseWeights:
     options = ()
     contenders = "attnc.bench.contenders.dense"
 
-    def describe(self) -> dict:
+    def describe(self) -> Json:
         """Its sizes for the JSON file."""
         names = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")
         return {name: getattr(self.case, name) for name in names}
 
-    def make(self, seed: int):
+    def make(self, seed: int) -> tuple[Arrays, Options]:
         """Query, key and the value of the plain call beside it; no options."""
         return self.case.make(seed)
 

@@ -1,10 +1,13 @@
 """The gradients of attention as a case of their own."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from attnc import reference
+from attnc.bench import Arrays, Json, Options
 from attnc.testing import Case, error_and_tolerance
 
 PRODUCTS = 5        # the scores again, and one for each of weights, query, key and value; the forward call has 2
@@ -23,7 +26,7 @@ class Gradients:
         return f"{self.case.name} backward"
 
     @property
-    def options(self) -> tuple:
+    def options(self) -> tuple[Any, ...]:
         return self.case.options
 
     @property
@@ -34,12 +37,12 @@ class Gradients:
     def flops(self) -> int:
         return self.case.flops * PRODUCTS // 2
 
-    def describe(self) -> dict:
+    def describe(self) -> Json:
         """Its sizes for the JSON file."""
         names = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim")
         return {name: getattr(self.case, name) for name in names} | {"flops": self.flops}
 
-    def make(self, seed: int):
+    def make(self, seed: int) -> tuple[Arrays, Options]:
         """The gradient of the output, and the inputs; the options."""
         arrays, options = self.case.make(seed)
         shape = (*arrays[0].shape[:-1], arrays[2].shape[-1])
@@ -55,7 +58,7 @@ class Gradients:
         return Expected(exact, _of(reference, *few, **options), group)
 
 
-def _of(module, grad, *arrays, **options):
+def _of(module: Any, grad: np.ndarray, *arrays: np.ndarray, **options: Any) -> list[np.ndarray]:
     result = module.attention(*arrays, want="lse", **options)
     found = module.attention_backward(grad, *arrays, result.output, result.lse, **options)
     return [getattr(found, name) for name in NAMES]
@@ -65,12 +68,12 @@ def _of(module, grad, *arrays, **options):
 class Expected:
     """The exact and the honest gradients of one head of keys and its queries."""
 
-    exact: list
-    honest: list
+    exact: list[np.ndarray]
+    honest: list[np.ndarray]
     group: int
     rows = slice(None)
 
-    def judge(self, results) -> tuple[float, float]:
+    def judge(self, results: Sequence[np.ndarray]) -> tuple[float, float]:
         """The error and the tolerance of the worst of the three."""
         heads = (self.group, 1, 1)
         pairs = [error_and_tolerance(result[:1, :n], exact, honest, scale=float(abs(exact).max()))

@@ -1,13 +1,16 @@
 """Cases of the links of the chain that are functions of their own: softmax and weighted sum."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
 
 from attnc import reference
+from attnc._types import Shape
+from attnc.bench import Arrays, Json, Options
 from attnc.bench.cases.attention import SHORT
-from attnc.testing import dtype_of, error_and_tolerance
+from attnc.testing import dtype_of, error_and_tolerance, standard_normal
 
 CONTENDERS = "attnc.bench.contenders.links"
 ROWS = 8            # that are verified along the last axis but one, where the softmax does not run along it
@@ -19,11 +22,11 @@ WIDE_ROW = 1 << 20  # bytes of a row beyond the second-level cache, which is rea
 class Softmax:
     """A softmax or log-softmax of a whole array along one axis, into an array that is there."""
 
-    shape: tuple
+    shape: Shape
     axis: int = -1
     dtype: str = "float32"
     function: str = "softmax"
-    options: tuple = field(default=(), init=False)
+    options: tuple[()] = field(default=(), init=False)
     contenders = CONTENDERS
 
     @property
@@ -34,7 +37,7 @@ class Softmax:
     @property
     def bytes(self) -> int:
         """Of the input; the output has as many."""
-        return prod(self.shape) * dtype_of(self.dtype).itemsize
+        return int(prod(self.shape) * dtype_of(self.dtype).itemsize)
 
     @property
     def reads(self) -> int:
@@ -44,20 +47,18 @@ class Softmax:
         wide = self.axis == -1 and self.shape[-1] * dtype_of(self.dtype).itemsize > WIDE_ROW
         return 2 if wide else 1
 
-    def describe(self) -> dict:
+    def describe(self) -> Json:
         """Its sizes for the JSON file."""
         return {"shape": list(self.shape), "axis": self.axis, "bytes": self.bytes}
 
-    def make(self, seed: int):
+    def make(self, seed: int) -> tuple[Arrays, Options]:
         """One array of standard normal numbers, and no options."""
-        random = np.random.default_rng(seed)
-        drawn = np.float64 if self.dtype == "float64" else np.float32
-        return (random.standard_normal(self.shape, drawn).astype(dtype_of(self.dtype), copy=False),), {}
+        return (standard_normal(np.random.default_rng(seed), self.shape, self.dtype),), {}
 
     def expected(self, seed: int) -> "Expected":
         """What a contender has to give."""
         (x,), _ = self.make(seed)
-        rows = slice(None)
+        rows: slice | np.ndarray = slice(None)
         if self.axis == -1:
             rows = np.unique(np.linspace(0, x.shape[-2] - 1, ROWS).astype(np.intp))
         function, x = getattr(reference, self.function), x[..., rows, :]
@@ -77,7 +78,7 @@ class WeightedSum:
     kv_len: int
     value_dim: int
     dtype: str = "float32"
-    options: tuple = field(default=(), init=False)
+    options: tuple[()] = field(default=(), init=False)
     contenders = CONTENDERS
 
     @property
@@ -89,12 +90,12 @@ class WeightedSum:
     def flops(self) -> int:
         return 2 * self.q_heads * self.q_len * self.kv_len * self.value_dim
 
-    def describe(self) -> dict:
+    def describe(self) -> Json:
         """Its sizes for the JSON file."""
         return {"q_heads": self.q_heads, "kv_heads": self.kv_heads, "q_len": self.q_len, "kv_len": self.kv_len,
                 "value_dim": self.value_dim, "flops": self.flops}
 
-    def make(self, seed: int):
+    def make(self, seed: int) -> tuple[Arrays, Options]:
         """Weights, whose rows sum to 1, and standard normal values; no options."""
         random = np.random.default_rng(seed)
         weights = random.random((self.q_heads, self.q_len, self.kv_len), np.float32)
@@ -111,9 +112,9 @@ class WeightedSum:
         return Expected(rows, exact, reference.weighted_sum(weights, value), float(abs(value).max()))
 
 
-def _log_softmax(x, axis):
+def _log_softmax(x: np.ndarray, axis: int) -> np.ndarray:
     x = x - x.max(axis, keepdims=True)
-    return x - np.log(np.exp(x).sum(axis, keepdims=True))
+    return np.asarray(x - np.log(np.exp(x).sum(axis, keepdims=True)))
 
 
 @dataclass
@@ -125,7 +126,7 @@ class Expected:
     honest: np.ndarray
     scale: float
 
-    def judge(self, results) -> tuple[float, float]:
+    def judge(self, results: Sequence[np.ndarray]) -> tuple[float, float]:
         """The error and the tolerance of the one result."""
         (result,) = results
         return error_and_tolerance(result, self.exact, self.honest, scale=self.scale)

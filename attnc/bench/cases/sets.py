@@ -1,6 +1,7 @@
 """The shapes that are measured, as data: the cases of a quick look, of the full run, and tiny ones for the tests."""
 
 from fnmatch import fnmatchcase
+from typing import TypeAlias
 
 from attnc.bench.cases.attention import DrawnCase, case, drawn
 from attnc.bench.cases.dense import DenseWeights
@@ -8,8 +9,10 @@ from attnc.bench.cases.gradients import Gradients
 from attnc.bench.cases.links import Softmax, WeightedSum
 from attnc.testing import Case
 
+BenchCase: TypeAlias = Case | Softmax | WeightedSum | Gradients | DenseWeights
 
-def _prefill(dtype):
+
+def _prefill(dtype: str) -> tuple[Case, ...]:
     """The shapes of encoders, of decoders reading their prompt, and of an image model."""
     return (
         case(1, 12, 512, 512, 64, dtype),
@@ -21,7 +24,7 @@ def _prefill(dtype):
     )
 
 
-def _decode(dtype):
+def _decode(dtype: str) -> tuple[Case, ...]:
     """One or a few new tokens against a cache of keys and values, grouped heads and not."""
     return (
         case(1, (32, 8), 1, 8192, 128, dtype),
@@ -31,7 +34,7 @@ def _decode(dtype):
     )
 
 
-def _odd():
+def _odd() -> tuple[Case, ...]:
     """Depths and lengths that fill no whole vector or register tile, each after the multiple of 16 that holds it."""
     depths = [(case(1, 12, 1024, 1024, depth, value_dim=value_dim)) for depth, value_dim in (
         (48, 48), (40, 40), (80, 80), (72, 72), (96, 96), (160, 160), (192, 128), (256, 256), (576, 512))]
@@ -110,7 +113,7 @@ def matches(name: str, pattern: str | None) -> bool:
     return pattern is None or fnmatchcase(name, f"*{pattern}*")
 
 
-def select(name: str, pattern: str | None = None) -> tuple[Case, ...]:
+def select(name: str, pattern: str | None = None) -> tuple[BenchCase, ...]:
     """The cases of set `name` that match `pattern`, of which there must be one."""
     chosen = tuple(each for each in SETS[name] if matches(each.name, pattern))
     if not chosen:

@@ -1,19 +1,23 @@
 """The contenders of attention that run as they are; those that compile are in compilers.py."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 import attnc
 from attnc import reference
-from attnc.bench import Unsupported, machine
+from attnc.bench import Arrays, Call, Options, Unsupported, machine
 from attnc.bench.cases import aligned, visible, wanted
 from attnc.bench.contenders import onnxmodels
 from attnc.bench.contenders.tensors import from_torch, import_torch, to_torch
+from attnc.testing import Case
 
 TWIN_LIMIT = 1 << 26        # scores; the definition holds several such matrices at once
 COMPOSITE_BYTES = 1 << 28   # scores of the composite at a time: more heads than this holds go in slices
 
 
-def only(options, *known, weights=False):
+def only(options: Options, *known: str, weights: bool = False) -> None:
     """Refuse a case with an option that the peer has no equal of, or that wants more than the peer returns."""
     unknown = sorted(set(options) - set(known) - {"want"})
     if unknown:
@@ -22,61 +26,59 @@ def only(options, *known, weights=False):
         raise Unsupported(f"cannot return {', '.join(wanted(options))}")
 
 
-def _fits(case, arrays, copies):
+def _fits(case: Case, arrays: Arrays, copies: int) -> None:
     """Refuse a case for which `copies` matrices of scores would not fit in half of the memory there is."""
     needed = copies * case.batch * case.q_heads * case.q_len * case.kv_len * arrays[0].dtype.itemsize
     if needed > machine.available_memory() / 2:
         raise Unsupported(f"would need about {needed / 1e9:.0f} GB for its scores")
 
 
-def _scale(case, options):
-    return options.get("scale", case.head_dim ** -0.5)
+def _scale(case: Case, options: Options) -> float:
+    return float(options.get("scale", case.head_dim ** -0.5))
 
 
-def setup_attnc(case, arrays, options, threads):
+def setup_attnc(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """The package itself."""
-    if not wanted(options):
-        return lambda: attnc.attention(*arrays, num_threads=threads, **options)
+    return _with_weights(attnc.attention, arrays, options | {"num_threads": threads})
 
-    def call():
-        result = attnc.attention(*arrays, num_threads=threads, **options)
+
+def _with_weights(attention: Callable[..., Any], arrays: Arrays, options: Options) -> Call:
+    """A call of the package or its twin; with the weights, if the case wants them."""
+    if not wanted(options):
+        return lambda: attention(*arrays, **options)
+
+    def call() -> tuple[np.ndarray, np.ndarray]:
+        result = attention(*arrays, **options)
         return result.output, result.weights
 
     return call
 
 
-def setup_twin(case, arrays, options, threads):
+def setup_twin(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """The NumPy twin, which is the definition and not written for speed."""
     scores = case.batch * case.q_heads * case.q_len * case.kv_len
     if scores > TWIN_LIMIT:
         raise Unsupported(f"would hold matrices of {scores:.1e} scores")
-    if not wanted(options):
-        return lambda: reference.attention(*arrays, **options)
-
-    def call():
-        result = reference.attention(*arrays, **options)
-        return result.output, result.weights
-
-    return call
+    return _with_weights(reference.attention, arrays, options)
 
 
-def setup_numpy(case, arrays, options, threads):
+def setup_numpy(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """What one writes with NumPy and cares: two matmuls, the softmax in place, 16-bit inputs widened first."""
     only(options, "causal", "window", "scale", "mask", "bias", weights=True)
     query, key, value = arrays
-    stored, work = query.dtype, np.float64 if query.dtype == np.float64 else np.float32
+    stored, work = query.dtype, np.dtype("float64" if query.dtype == np.float64 else "float32")
     pairs, group = case.batch * case.kv_heads, case.q_heads // case.kv_heads
     query = query.reshape(pairs, group, case.q_len, case.head_dim)
     key, value = (array.reshape(pairs, 1, *array.shape[-2:]) for array in (key, value))
-    scale = work(_scale(case, options))
+    scale = work.type(_scale(case, options))
     seen = visible(case, options)
     hidden = None if seen is None else ~seen
     mask, bias = (_by_pairs(options.get(name), case) for name in ("mask", "bias"))
-    per_pair = group * case.q_len * case.kv_len * np.dtype(work).itemsize
+    per_pair = group * case.q_len * case.kv_len * work.itemsize
     step = max(1, min(pairs, COMPOSITE_BYTES // per_pair))
     want_weights = bool(wanted(options))
 
-    def part(first):
+    def part(first: int) -> tuple[np.ndarray, np.ndarray | None]:
         q, k, v = (array[first:first + step].astype(work, copy=False) for array in (query, key, value))
         scores = (q * scale) @ k.swapaxes(-1, -2)
         if hidden is not None:
@@ -90,10 +92,10 @@ def setup_numpy(case, arrays, options, threads):
         scores /= scores.sum(axis=-1, keepdims=True)
         return scores @ v, scores if want_weights else None
 
-    def call():
+    def call() -> Any:
         parts = [part(first) for first in range(0, pairs, step)]
-        output, weights = (list(each) for each in zip(*parts, strict=True))
-        output = _join(output).reshape(case.batch, case.q_heads, case.q_len, -1).astype(stored, copy=False)
+        outputs, weights = (list(each) for each in zip(*parts, strict=True))
+        output = _join(outputs).reshape(case.batch, case.q_heads, case.q_len, -1).astype(stored, copy=False)
         if not want_weights:
             return output
         return output, _join(weights).reshape(*output.shape[:3], case.kv_len).astype(stored, copy=False)
@@ -101,18 +103,18 @@ def setup_numpy(case, arrays, options, threads):
     return call
 
 
-def _by_pairs(array, case):
+def _by_pairs(array: np.ndarray | None, case: Case) -> np.ndarray | None:
     """A mask or bias with its heads as ``(batch and kv heads, group)``; one that all heads share has a single pair."""
     if array is None or array.shape[1] == 1:
         return array
     return array.reshape(case.batch * case.kv_heads, -1, *array.shape[2:])
 
 
-def _join(parts):
+def _join(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def setup_torch(case, arrays, options, threads):
+def setup_torch(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """``scaled_dot_product_attention``; for weights, which it never returns, the same by matmul and softmax."""
     torch = import_torch(threads)
     only(options, "causal", "window", "scale", "mask", "bias", weights=True)
@@ -128,7 +130,7 @@ def setup_torch(case, arrays, options, threads):
             key, value = (each.repeat_interleave(case.q_heads // case.kv_heads, dim=1) for each in (key, value))
         hidden = None if mask is None else ~mask
 
-        def chain():
+        def chain() -> tuple[np.ndarray, np.ndarray]:
             with torch.inference_mode():
                 scores = (query * scale) @ key.transpose(-1, -2)
                 if hidden is not None:
@@ -139,7 +141,7 @@ def setup_torch(case, arrays, options, threads):
         return chain
     triangle = aligned(case, options)       # a window is a mask to torch
 
-    def fused():
+    def fused() -> Any:
         with torch.inference_mode():
             return from_torch(torch, torch.nn.functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=None if triangle else mask, is_causal=triangle, scale=scale,
@@ -148,7 +150,7 @@ def setup_torch(case, arrays, options, threads):
     return fused
 
 
-def setup_onnxruntime(case, arrays, options, threads):
+def setup_onnxruntime(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """The standard operator Attention (opset 23)."""
     only(options, "causal", "scale", "mask", "bias", weights=True)
     _fits(case, arrays, 6 if arrays[0].dtype == np.float64 else 3)      # as measured with onnxruntime 1.32
@@ -157,7 +159,7 @@ def setup_onnxruntime(case, arrays, options, threads):
     return onnxmodels.standard(case, arrays, visible(case, options), added, scale, wanted(options), threads)
 
 
-def setup_onnxruntime_mha(case, arrays, options, threads):
+def setup_onnxruntime_mha(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """The contributed operator MultiHeadAttention, which wants the heads side by side in the last axis."""
     only(options, "causal", "scale")
     if case.q_heads != case.kv_heads:
@@ -166,6 +168,6 @@ def setup_onnxruntime_mha(case, arrays, options, threads):
     return onnxmodels.multi_head(case, arrays, visible(case, options), _scale(case, options), threads)
 
 
-def setup_scipy(case, arrays, options, threads):
+def setup_scipy(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """It has the softmax alone (`attnc.bench.contenders.links`)."""
     raise Unsupported("has no attention")

@@ -1,15 +1,18 @@
 """The contenders that compile a graph: jax and OpenVINO."""
 
 import os
+from typing import Any
 
 import numpy as np
 
-from attnc.bench import Unsupported, machine
+from attnc._types import Shape
+from attnc.bench import Arrays, Call, Options, Unsupported, machine
 from attnc.bench.cases import aligned, visible
 from attnc.bench.contenders.attention import only
+from attnc.testing import Case
 
 
-def setup_jax(case, arrays, options, threads):
+def setup_jax(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """``jax.nn.dot_product_attention`` under ``jit``, which wants the heads after the length."""
     only(options, "causal", "window", "scale", "mask", "bias")
     jax = _import_jax(threads)
@@ -27,14 +30,14 @@ def setup_jax(case, arrays, options, threads):
         mask = seen[None, None]
     mask, bias = (None if each is None else numpy.asarray(each) for each in (mask, bias))
 
-    @jax.jit
-    def attend(query, key, value):
+    def attend(query: Any, key: Any, value: Any) -> Any:
         return jax.nn.dot_product_attention(query, key, value, bias, mask, scale=scale, is_causal=triangle)
 
-    return lambda: np.asarray(attend(query, key, value).block_until_ready()).swapaxes(1, 2)
+    compiled = jax.jit(attend)
+    return lambda: np.asarray(compiled(query, key, value).block_until_ready()).swapaxes(1, 2)
 
 
-def _import_jax(threads):
+def _import_jax(threads: int) -> Any:
     """jax with a pool of so many threads: it makes as many as there are processors that the process may use."""
     try:
         import jax
@@ -53,7 +56,7 @@ def _import_jax(threads):
     return jax
 
 
-def setup_openvino(case, arrays, options, threads):
+def setup_openvino(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """The operation ScaledDotProductAttention of opset 13, compiled for latency with the inputs' own precision."""
     try:
         import openvino
@@ -73,7 +76,7 @@ def setup_openvino(case, arrays, options, threads):
     if options.get("bias") is not None:
         added = options["bias"].astype(query.dtype)
     if options.get("mask") is not None or seen is not None:
-        added = np.where(seen[None, None] if options.get("mask") is None else options["mask"], 0, -np.inf)
+        added = np.where(options["mask"] if seen is None else seen[None, None], 0, -np.inf)
     scale = opset13.constant(np.array(options.get("scale", case.head_dim ** -0.5), query.dtype))
     node = opset13.scaled_dot_product_attention(*heads, opset13.constant(added.astype(query.dtype)), scale,
                                                 causal=triangle)
@@ -87,14 +90,14 @@ def setup_openvino(case, arrays, options, threads):
     out = np.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
     request.set_output_tensor(0, openvino.Tensor(out, shared_memory=True))
 
-    def call(held=(compiled, arrays)):              # the request knows neither its model nor its memory
+    def call(held: object = (compiled, arrays)) -> np.ndarray:      # the request knows neither its model nor its memory
         request.infer()
         return out
 
     return call
 
 
-def _repeated(opset, node, shape, case):
+def _repeated(opset: Any, node: Any, shape: Shape, case: Case) -> Any:
     """Grouped heads side by side: the operation has no groups of its own."""
     group = case.q_heads // case.kv_heads
     if group == 1:

@@ -4,13 +4,13 @@ import numpy as np
 
 import attnc
 from attnc import reference
-from attnc.bench import Unsupported
-from attnc.bench.cases.links import WeightedSum
+from attnc.bench import Arrays, Call, Options, Unsupported
+from attnc.bench.cases.links import Softmax, WeightedSum
 from attnc.bench.contenders import onnxmodels
 from attnc.bench.contenders.tensors import from_torch, import_torch, to_torch
 
 
-def setup_attnc(case, arrays, options, threads):
+def setup_attnc(case: Softmax | WeightedSum, arrays: Arrays, options: Options, threads: int) -> Call:
     """The package itself."""
     if isinstance(case, WeightedSum):
         out = np.empty((case.q_heads, case.q_len, case.value_dim), arrays[0].dtype)
@@ -19,14 +19,14 @@ def setup_attnc(case, arrays, options, threads):
     return lambda: function(arrays[0], case.axis, out=out, num_threads=threads)
 
 
-def setup_twin(case, arrays, options, threads):
+def setup_twin(case: Softmax | WeightedSum, arrays: Arrays, options: Options, threads: int) -> Call:
     """The NumPy twin."""
     if isinstance(case, WeightedSum):
         return lambda: reference.weighted_sum(*arrays)
     return lambda: getattr(reference, case.function)(arrays[0], case.axis)
 
 
-def setup_numpy(case, arrays, options, threads):
+def setup_numpy(case: Softmax | WeightedSum, arrays: Arrays, options: Options, threads: int) -> Call:
     """What one writes with NumPy: in place where that is possible."""
     if isinstance(case, WeightedSum):
         weights, value = arrays
@@ -37,7 +37,7 @@ def setup_numpy(case, arrays, options, threads):
     work = np.float64 if stored == np.float64 else np.float32
     out = np.empty(x.shape, work)
 
-    def call():
+    def call() -> np.ndarray:
         wide = x.astype(work, copy=False)
         np.subtract(wide, wide.max(case.axis, keepdims=True), out=out)
         if case.function == "log_softmax":
@@ -50,7 +50,7 @@ def setup_numpy(case, arrays, options, threads):
     return call
 
 
-def setup_scipy(case, arrays, options, threads):
+def setup_scipy(case: Softmax | WeightedSum, arrays: Arrays, options: Options, threads: int) -> Call:
     """``scipy.special.softmax`` and ``log_softmax``."""
     try:
         from scipy import special
@@ -61,7 +61,7 @@ def setup_scipy(case, arrays, options, threads):
     return lambda: getattr(special, case.function)(arrays[0], axis=case.axis)
 
 
-def setup_torch(case, arrays, options, threads):
+def setup_torch(case: Softmax | WeightedSum, arrays: Arrays, options: Options, threads: int) -> Call:
     """``torch.softmax`` and ``log_softmax`` into a tensor that is there; ``torch.matmul``."""
     torch = import_torch(threads)
     tensors = [to_torch(torch, array) for array in arrays]
@@ -73,7 +73,7 @@ def setup_torch(case, arrays, options, threads):
     return lambda: from_torch(torch, function(tensors[0], case.axis, out=out))
 
 
-def setup_onnxruntime(case, arrays, options, threads):
+def setup_onnxruntime(case: Softmax | WeightedSum, arrays: Arrays, options: Options, threads: int) -> Call:
     """The operators Softmax and LogSoftmax; MatMul."""
     if isinstance(case, WeightedSum):
         weights, value = arrays

@@ -1,15 +1,19 @@
 """One-node ONNX models for onnxruntime, run through bound buffers so that no copy is timed."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from attnc.bench import Unsupported
+from attnc._types import Shape
+from attnc.bench import Arrays, Call, Json, Unsupported
+from attnc.testing import Case
 
 OPSET = 23      # the first with the operator Attention
 
 
-def _packages():
+def _packages() -> tuple[Any, Any]:
     try:
         import onnx
         import onnxruntime
@@ -20,7 +24,9 @@ def _packages():
     return onnx, onnxruntime
 
 
-def standard(case, arrays, visible, added, scale, want, threads):
+def standard(
+        case: Case, arrays: Arrays, visible: np.ndarray | None, added: np.ndarray | None, scale: float,
+        want: tuple[str, ...], threads: int) -> Call:
     """The model of ai.onnx Attention; `added` is a mask or a bias, weights are its fourth output (mode 3)."""
     names = ["query", "key", "value"]
     attributes = {"scale": scale}
@@ -36,7 +42,7 @@ def standard(case, arrays, visible, added, scale, want, threads):
     if added is not None:
         inputs["mask"] = added if added.dtype == bool else added.astype(arrays[0].dtype)
         names.append("mask")
-    outputs = {"output": (case.batch, case.q_heads, case.q_len, arrays[2].shape[-1])}
+    outputs: dict[str, Shape] = {"output": (case.batch, case.q_heads, case.q_len, arrays[2].shape[-1])}
     produced = ["output"]
     if want:
         attributes["qk_matmul_output_mode"] = 3
@@ -46,7 +52,7 @@ def standard(case, arrays, visible, added, scale, want, threads):
     return call if want else lambda: call()[0]
 
 
-def multi_head(case, arrays, visible, scale, threads):
+def multi_head(case: Case, arrays: Arrays, visible: np.ndarray | None, scale: float, threads: int) -> Call:
     """The model of com.microsoft MultiHeadAttention."""
     names = ["query", "key", "value"]
     flat = (np.ascontiguousarray(array.swapaxes(1, 2)).reshape(case.batch, array.shape[2], -1) for array in arrays)
@@ -64,14 +70,17 @@ def multi_head(case, arrays, visible, scale, threads):
     return lambda: call()[0].reshape(split).swapaxes(1, 2)
 
 
-def node(operator, attributes, inputs, shape, threads):
+def node(operator: str, attributes: Json, inputs: dict[str, np.ndarray], shape: Shape, threads: int) -> Call:
     """The call of a model of one standard node with one output."""
     dtype = next(iter(inputs.values())).dtype
     call = _bind(operator, "", attributes, list(inputs), inputs, ["output"], {"output": shape}, dtype, threads)
     return lambda: call()[0]
 
 
-def _bind(operator, domain, attributes, names, inputs, produced, outputs, dtype, threads):
+def _bind(
+        operator: str, domain: str, attributes: Json, names: list[str], inputs: dict[str, np.ndarray],
+        produced: list[str], outputs: dict[str, Shape], dtype: np.dtype,
+        threads: int) -> Callable[[], list[np.ndarray]]:
     """Build, load and bind the model; the call runs it and gives the arrays it wrote."""
     onnx, onnxruntime = _packages()
     helper = onnx.helper
@@ -101,6 +110,6 @@ def _bind(operator, domain, attributes, names, inputs, produced, outputs, dtype,
     return partial(_run, session, binding, written, list(inputs.values()))
 
 
-def _run(session, binding, written, held):
+def _run(session: Any, binding: Any, written: list[np.ndarray], held: object) -> list[np.ndarray]:
     session.run_with_iobinding(binding)
     return written

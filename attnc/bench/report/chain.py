@@ -4,9 +4,10 @@ import numpy as np
 
 import attnc
 from attnc.bench.report.tables import table
+from attnc.datasets import Capture
 
 
-def chain(data) -> tuple[str, float]:
+def chain(data: Capture) -> tuple[str, float]:
     """The table of one attending word of `data` and the norm of its output row.
 
     Parameters
@@ -34,7 +35,7 @@ def chain(data) -> tuple[str, float]:
     return table(["key token", "raw score", "scaled score", "weight"], lines), float(np.linalg.norm(output))
 
 
-def describe(data) -> str:
+def describe(data: Capture) -> str:
     """The sentence, the table and the norm, ready to print."""
     text, norm = chain(data)
     word = data.tokens[data.rows[0]]

@@ -1,16 +1,18 @@
 """The comparison of two runs: which shares fell."""
 
 import json
+from pathlib import Path
 
+from attnc.bench import Json
 from attnc.bench.report.tables import disturbed
 
 FELL_POINTS = 10    # a share that fell by more than this many points is a regression
 
 
-def earlier(file) -> dict:
+def earlier(file: Path) -> Json:
     """What an earlier run wrote to `file`; ValueError if the file holds anything else."""
     try:
-        old = json.loads(file.read_text(encoding="utf-8"))
+        old: Json = json.loads(file.read_text(encoding="utf-8"))
         regressions(old, old)                       # reads all that a comparison reads
         comparable(old, old["machine"]["isa"], old["machine"]["threads"])
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -18,14 +20,14 @@ def earlier(file) -> dict:
     return old
 
 
-def comparable(old: dict, isa: str, threads: int) -> None:
+def comparable(old: Json, isa: str, threads: int) -> None:
     """Raise ValueError if `old` ran with another instruction set or thread count, which makes shares incomparable."""
     for what, now in (("isa", isa), ("threads", threads)):
         if old["machine"][what] != now:
             raise ValueError(f"cannot compare: {what} was {old['machine'][what]} and is {now}")
 
 
-def regressions(old: dict, new: dict) -> list[str]:
+def regressions(old: Json, new: Json) -> list[str]:
     """The cases of `old` whose share fell by more than `FELL_POINTS` points in `new`, or that cannot be compared."""
     found = []
     now = {case["name"]: case for case in new["cases"]}

@@ -1,5 +1,7 @@
 """What was measured, as Markdown tables, and how to read them."""
 
+from attnc.bench import Json
+
 LIMITS = {
     "fma": "Limit \"fma\": the peak of multiply-and-adds; for bfloat16 that of its dot products where there are any.",
     "read": "Limit \"read\": the bandwidth of reading memory. Each call takes the next of so many copies of its inputs "
@@ -13,7 +15,7 @@ LIMITS = {
 }
 
 
-def speed_table(result: dict) -> str:
+def speed_table(result: Json) -> str:
     """The cases with attnc's share of the limit and, for every other contender, its time over attnc's."""
     names = [name for name in _contenders(result) if name != "attnc"]
     header = ["case (B, heads, Nq, Nk, D)", "share of limit", *(f"{name} / attnc" for name in names)]
@@ -32,9 +34,9 @@ def speed_table(result: dict) -> str:
     return table(header, rows)
 
 
-def regime_table(result: dict) -> str:
+def regime_table(result: Json) -> str:
     """A line for each regime, made of all its cases: the range of shares, and the case where another comes nearest."""
-    regimes = {}
+    regimes: dict[str, list[Json]] = {}
     for case in result["cases"]:
         regimes.setdefault(case["regime"], []).append(case)
     rows = []
@@ -44,26 +46,26 @@ def regime_table(result: dict) -> str:
         limits = dict.fromkeys(case["limit"]["name"] for case in fair if "share" in case)
         shown = f"{min(shares):.0%} to {max(shares):.0%} of {', '.join(limits)}" if shares else "-"
         left_out = f", {len(found) - len(fair)} not measured" if len(fair) < len(found) else ""
-        nearest = [_nearest(case) for case in fair if _nearest(case)]
+        nearest = [near for case in fair if (near := _nearest(case))]
         rows.append([name, f"{len(found)}{left_out}", shown if len(shares) != 1 else shown.partition(" to ")[2],
                      *(_shown(each) for each in (min(nearest), max(nearest)))] if nearest else
                     [name, f"{len(found)}{left_out}", shown, "-", "-"])
     return table(["regime", "cases", "share of limit", "fastest other / attnc: worst case", "best case"], rows)
 
 
-def _nearest(case) -> tuple | None:
+def _nearest(case: Json) -> tuple[float, str, str] | None:
     """The least ratio of another contender, its name and the case's."""
     ratios = [(entry["ratio"]["median"], name, case["name"]) for name, entry in case["contenders"].items()
               if "ratio" in entry and "failed" not in entry]
     return min(ratios, default=None)
 
 
-def _shown(nearest) -> str:
+def _shown(nearest: tuple[float, str, str]) -> str:
     ratio, name, case = nearest
     return f"{ratio:.2f} {name} ({case})"
 
 
-def detail_table(result: dict) -> str:
+def detail_table(result: Json) -> str:
     """The largest error of attnc against what is allowed, and how far the memory of a process rises in a first call."""
     names = _contenders(result)
     rows = []
@@ -75,7 +77,7 @@ def detail_table(result: dict) -> str:
     return table(["case", "error of tolerance", *(f"{name}, MB" for name in names)], rows)
 
 
-def _memory(entry) -> str:
+def _memory(entry: Json) -> str:
     return f"{entry['memory'] / 1e6:.1f}" if entry.get("memory") is not None and "failed" not in entry else "-"
 
 
@@ -83,13 +85,13 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     """A Markdown table whose columns are padded, so that it can be read as plain text too."""
     widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
 
-    def line(cells):
+    def line(cells: list[str]) -> str:
         return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
 
     return "\n".join([line(header), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, rows)])
 
 
-def notes(result: dict) -> list[str]:
+def notes(result: Json) -> list[str]:
     """How to read the table, why a cell is empty, and what was odd."""
     rounds, threads = result["settings"]["rounds"], result["machine"]["threads"]
     lines = ["Share: attnc's rate over the limit measured directly before and after it. Ratio: paired time of the "
@@ -104,7 +106,7 @@ def notes(result: dict) -> list[str]:
                      "are no measurement.")
     lines += [f"Other processes disturbed {case['disturbed']} of {rounds} rounds of {case['name']}."
               for case in result["cases"] if case.get("disturbed")]
-    reasons = {}
+    reasons: dict[tuple[str, str], list[str]] = {}
     for case in result["cases"]:
         for name, entry in case["contenders"].items():
             reason = entry.get("failed") or entry.get("unsupported")
@@ -118,20 +120,20 @@ def notes(result: dict) -> list[str]:
     return lines
 
 
-def disturbed(case, result) -> bool:
+def disturbed(case: Json, result: Json) -> bool:
     """Whether other processes took part in so many rounds that the median says nothing."""
-    return 2 * case.get("disturbed", 0) >= result["settings"]["rounds"]
+    return bool(2 * case.get("disturbed", 0) >= result["settings"]["rounds"])
 
 
-def _contenders(result):
+def _contenders(result: Json) -> list[str]:
     """Every contender that has a ratio somewhere, in their order."""
-    seen = {}
+    seen: dict[str, bool] = {}
     for case in result["cases"]:
         for name, entry in case["contenders"].items():
             seen[name] = seen.get(name, False) or "ratio" in entry
     return [name for name, measured in seen.items() if measured]
 
 
-def _ratio(entry, mark):
+def _ratio(entry: Json, mark: str) -> str:
     ratio = entry.get("ratio")
     return f"{mark}{ratio['median']:.2f} ({ratio['min']:.2f})" if ratio and "failed" not in entry else "-"
