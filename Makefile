@@ -31,7 +31,7 @@ run: $(INSTALLED)  ## the main job: the chain on a real sentence, parity and spe
 test: $(VENV)/with-test  ## the whole suite, in minutes
 	$(PY) -m pytest $(PROCESSES) -m "not more and not peers"
 
-test-peers: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm $(VENV)/with-chromium  ## the tests with torch, transformers, SciPy, ONNX, Chromium
+test-peers: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm $(VENV)/with-chromium  ## the tests with torch, transformers, SciPy, ONNX, Chromium, and of a wheel
 	$(PY) -m pytest $(PROCESSES) -m peers
 
 test-more: $(VENV)/with-test $(VENV)/with-more  ## all that takes long: every float32, builds, long fuzz, sanitizers, emulated processors

@@ -15,6 +15,8 @@ from build_tree import ROOT, copy_sources, pip, run
 
 LIMIT = 1_500_000   # bytes, stripped as make wheel does it, without libgomp; kernels take 280 kB a set, data 120
 
+BUILT = pytest.mark.peers       # two minutes of processor time: make test is for every change
+
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
@@ -46,10 +48,12 @@ def test_the_sdist_holds_the_sources_and_nothing_that_was_made(sdist):
     assert not [name for name in names if re.search(r"\.(c|so|pyc|o)$|__pycache__|^build/", name)]
 
 
+@BUILT
 def test_one_wheel_serves_every_python_from_3_11_on(wheel):
     assert re.fullmatch(r"attnc-[0-9.]+-cp311-abi3-\w+\.whl", wheel.name)
 
 
+@BUILT
 @pytest.mark.skipif(not shutil.which("strip"), reason="needs strip")
 def test_the_wheel_is_small(wheel, tmp_path):
     small = tmp_path / wheel.name
@@ -62,6 +66,7 @@ def test_the_wheel_is_small(wheel, tmp_path):
     assert small.stat().st_size < LIMIT
 
 
+@BUILT
 def test_the_wheel_holds_the_package_exactly(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -85,6 +90,7 @@ def python(wheel):
     return python
 
 
+@BUILT
 @pytest.mark.parametrize(("arguments", "status"), [
     (["info"], 0), (["bench", "--cases", "none of them"], 2), (["view", "missing.npz"], 2), (["nothing"], 2),
 ])
@@ -95,6 +101,7 @@ def test_the_script_does_what_the_module_does(arguments, status, python, tmp_pat
     assert script.stdout == module.stdout.replace("python -m attnc", "attnc")
 
 
+@BUILT
 def test_the_wheel_benchmarks_itself_without_a_compiler_from_an_empty_folder(python, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
