@@ -14,17 +14,17 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 # Best last: each name is a promise of what the processor and its operating system must offer (src/cpu.pyx checks it).
-X86 = {"base": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"],
-       "avx512bf16": ["-march=x86-64-v4", "-mavx512bf16"]}
+# The module of avx512 serves avx512bf16 too: two instructions of it, written as assembly, are used there.
+X86 = {"base": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]}
 ARM = {"neon": []}
+SERVES = {"avx512": ["avx512", "avx512bf16"]}
 # Flags of GCC that make a set smaller or faster; a compiler that does not know them all, as Clang, builds it without.
 # The loops that -O3 copies are an eighth of a module and gain nothing, but for those that it makes vectors (1.47 times
 # as fast with masks) and, with AVX2, those that it peels (softmax of columns: up to 1.2). On Arm the first scheduling
 # pass moves loads up until sums of the register tile are spilled (38 instructions a depth, one of the 24 sums in
 # memory; without it 36, none).
 LEAN = ["-O2", "-fvect-cost-model=dynamic"]
-TUNING = {"base": LEAN, "avx2": [*LEAN, "-fpeel-loops"], "avx512": LEAN, "avx512bf16": LEAN,
-          "neon": ["-fno-schedule-insns"]}
+TUNING = {"base": LEAN, "avx2": [*LEAN, "-fpeel-loops"], "avx512": LEAN, "neon": ["-fno-schedule-insns"]}
 # What is built for, not what builds: get_platform() follows _PYTHON_HOST_PLATFORM.
 TARGET = sysconfig.get_platform().lower().rpartition("-")[2].replace("universal2", platform.machine().lower())
 ISAS = X86 if TARGET in ("x86_64", "amd64") else ARM if TARGET in ("aarch64", "arm64") else {"base": []}
@@ -46,6 +46,7 @@ WINDOWS = sys.platform == "win32"     # there clang-cl, which takes Clang's own 
 COMPILER = (os.environ.get("CC") or sysconfig.get_config_var("CC") or ("clang-cl" if WINDOWS else "cc")).split()
 INCLUDE = f"-I{sysconfig.get_path('include')}"
 EMPTY = "int main(void) { return 0; }"
+ASSEMBLY = {"avx512": 'int main(void) { __asm__("vdpbf16ps %zmm0, %zmm0, %zmm0"); return 0; }'}
 
 
 def options(flags):
@@ -112,13 +113,15 @@ OPENMP = ["-fopenmp"] if compiles("#include <omp.h>\nint main(void) { return omp
                                   "-fopenmp") else []
 if not OPENMP:
     tell("the compiler has no OpenMP: the kernels are built for one thread only (gcc has it; clang needs libomp-dev)")
-built = [isa for isa, flags in ISAS.items() if compiles(EMPTY, *flags)]
+built = [isa for isa, flags in ISAS.items() if compiles(ASSEMBLY.get(isa, EMPTY), *flags)]
 left_out = [isa for isa in ISAS if isa not in built]
 for isa in left_out:
-    tell(f"{' '.join(COMPILER)} does not take {' '.join(ISAS[isa])}: the {isa} kernels are left out")
+    tell(f"{' '.join(COMPILER)} does not take {' '.join(ISAS[isa])}: "
+         f"the {' and '.join(SERVES.get(isa, [isa]))} kernels are left out")
 
 version = run([*COMPILER, "--version"]).stdout.partition("\n")[0].replace("\\", "").replace('"', "") or "unknown"
-facts = {"ATTNC_BUILT": ",".join(built), "ATTNC_LEFT_OUT": ",".join(left_out), "ATTNC_COMPILER": version}
+facts = {fact: ",".join(name for isa in isas for name in SERVES.get(isa, [isa]))
+         for fact, isas in (("ATTNC_BUILT", built), ("ATTNC_LEFT_OUT", left_out))} | {"ATTNC_COMPILER": version}
 tuning = {isa: TUNING[isa] if compiles(EMPTY, "-Werror", *TUNING[isa]) else [] for isa in built}
 modules = [extension(f"_kernels_{isa}", "src/kernels.pyx", [*ISAS[isa], *tuning[isa]], isa, openmp=OPENMP)
            for isa in built]

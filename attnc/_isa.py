@@ -25,6 +25,7 @@ def _compiled(name: str) -> ModuleType:
 _cpu = _compiled("_cpu")
 
 ORDER = ("avx512bf16", "avx512", "avx2", "neon", "base")  # best first
+MODULE_OF = {"avx512bf16": "avx512"}    # sets that differ in two instructions share a module
 
 
 def available() -> tuple[str, ...]:
@@ -37,7 +38,15 @@ def load(name: str) -> ModuleType:
     if name not in available():
         why = "was left out when attnc was built" if name in _cpu.LEFT_OUT else "cannot run here"
         raise ImportError(f"attnc: instruction set {name!r} {why}; available: {', '.join(available())}")
-    return _compiled(f"_kernels_{name}")
+    return _compiled(f"_kernels_{MODULE_OF.get(name, name)}")
+
+
+def use(name: str) -> None:
+    """Choose the kernels of an instruction set, for the whole process."""
+    global kernels, _chosen
+    module = load(name)
+    module.multiply_pairs(name == "avx512bf16")
+    kernels, _chosen = module, name
 
 
 def isa() -> str:
@@ -50,7 +59,9 @@ def isa() -> str:
     >>> isa() in available()
     True
     """
-    return kernels.__name__.rpartition("_kernels_")[2]
+    return _chosen
 
 
-kernels = load(os.environ.get("ATTNC_ISA") or available()[0])
+kernels: ModuleType
+_chosen: str
+use(os.environ.get("ATTNC_ISA") or available()[0])

@@ -26,7 +26,9 @@ cdef extern from "kernels.h" nogil:
     enum: PACKED, STRIPS, PATHS
     enum: GROUP_ROWS
     enum: WANT_QUERY, WANT_KEY, WANT_VALUE, WANT_BIAS
-    enum: PAIRED, BF16_DOT
+    enum: PAIRED
+    int bf16_dot
+    void use_bf16_dot(int on)
     const char** PATH_NAMES
 
     ctypedef int Flag

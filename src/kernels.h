@@ -76,7 +76,7 @@ static const Format FORMATS[] = {                   /* index: Params.type, or PA
 static inline int multiplies_pairs(const Params *p) {
     int aligned = p->head_dim % (2 * VF) == 0 && p->value_dim % (VF * TILE_VECTORS) == 0;
     int packed = path_of_rows(p, &FORMATS[F32]) == PACKED;
-    return BF16_DOT && (aligned || packed) && p->mode != WEIGHTED_SUM && p->mode != BACKWARD && p->type == F32
+    return bf16_dot && (aligned || packed) && p->mode != WEIGHTED_SUM && p->mode != BACKWARD && p->type == F32
         && p->query.dtype == BF16 && p->key.dtype == BF16 && (!p->value.data || p->value.dtype == BF16);
 }
 

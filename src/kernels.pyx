@@ -1,4 +1,4 @@
-"""The entry points of one instruction set: arrays to Params, one scratch allocation, the loops without the GIL."""
+"""The entry points of one module: arrays to Params, one scratch allocation, the loops without the GIL."""
 
 cimport cython
 from cpython.buffer cimport PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer
@@ -121,6 +121,11 @@ def softmax(tuple arrays, tuple shape_of_x, int type, bint logarithm, int thread
         start_rows(&call, threads, explicit)
     finally:
         close_arrays(&views)
+
+
+def multiply_pairs(bint on):
+    """Whether bfloat16 is multiplied in pairs, in a module that can: `avx512bf16` instead of `avx512`."""
+    use_bf16_dot(on)
 
 
 def threads_now():

@@ -43,11 +43,12 @@ def dtypes_in_turn(*axes):
 def kernels(isa):
     """The kernels of an instruction set. For the whole process, as monkeypatch would; but the tests that do no more to
     it may run in several threads (make test-parallel)."""
-    before, _isa.kernels = _isa.kernels, _isa.load(isa)
+    before = _isa.isa()
+    _isa.use(isa)
     try:
         yield
     finally:
-        _isa.kernels = before
+        _isa.use(before)
 
 
 def dtype_of(name):

@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config, items):
                 for case in random.Random(f"{SEED} {name}").sample(cases, min(count, len(cases)))}
         config.hook.pytest_deselected(items=[item for item in items if item not in some])
         items[:] = [item for item in items if item in some]
-    elif "avx512bf16" in _isa.available():      # the code of avx512 is the same, but for dot products of bfloat16
+    elif "avx512bf16" in _isa.available():      # one module: avx512 differs in dot products of bfloat16
         for item in [item for (_, isa), cases in alike.items() if isa == "avx512" for item in cases[1:]]:
             if "bfloat16" not in item.nodeid:
                 item.add_marker("more")

@@ -303,7 +303,7 @@ def run(first, count):
     isas, wrong = _isa.available(), []
     for seed in range(first, first + count):
         isa = isas[seed % len(isas)]
-        _isa.kernels = _isa.load(isa)
+        _isa.use(isa)
         try:
             said = one(seed)
         except Exception as error:      # of a kind that no caller expects

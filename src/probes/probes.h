@@ -30,9 +30,10 @@ static double multiply_add_f64(long n, double x) {
     return vd_sum(sum);
 }
 
-#if BF16_DOT
-/* The same with pairs of bfloat16, both of them x. */
+/* The same with pairs of bfloat16, both of them x; without dot products of pairs bfloat16 is widened. */
 static double multiply_add_bf16(long n, float x) {
+    if (!bf16_dot) return multiply_add_f32(n, x);
+#if BF16_DOT
     uint16_t halves[2 * VF];
     vf a[CHAINS], sum = vf_set1(0);
     UNROLL for (int i = 0; i < 2 * VF; i++) halves[i] = bf16_round(x);
@@ -42,10 +43,8 @@ static double multiply_add_bf16(long n, float x) {
         UNROLL for (int i = 0; i < CHAINS; i++) a[i] = vf_dot(b, b, a[i]);
     UNROLL for (int i = 0; i < CHAINS; i++) sum += a[i];
     return vf_sum(sum);
-}
-#else
-static double multiply_add_bf16(long n, float x) { return multiply_add_f32(n, x); }   /* bfloat16 is widened */
 #endif
+}
 
 static double read_bytes(const char *p, ptrdiff_t n) {
     vf sum[8];

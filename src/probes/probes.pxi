@@ -46,7 +46,7 @@ cdef int refuse_too_many(int threads) except -1:
 def fma_peak(str dtype, int num_threads, double duration=0.01):
     """FLOP/s of multiply-and-adds of whole vectors in registers, over all threads, in about `duration` seconds."""
     cdef int type = F32 if dtype == "float32" else BF16 if dtype == "bfloat16" else F64
-    cdef int lanes = VECTOR_BYTES // (8 if type == F64 else 2 if type == BF16 and BF16_DOT else 4)
+    cdef int lanes = VECTOR_BYTES // (8 if type == F64 else 2 if type == BF16 and bf16_dot else 4)
     cdef long n = 10000
     cdef double took
     refuse_too_many(num_threads)

@@ -72,13 +72,20 @@ INLINE vf vf_load_i8(const int8_t *p) {
     return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
-#if defined(__AVX512BF16__)
-/* rounded to nearest even, but subnormal numbers to 0 */
+/* The two instructions of AVX512-BF16, as assembly: a compiler takes the intrinsics only where the whole function may
+ * use that set, and this module also runs on processors without it (bf16_dot of simd.h).
+ *
+ * rounded to nearest even, but subnormal numbers to 0 */
 INLINE void vf_store_pairs(uint16_t *p, vf v) {
-    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+    __m256i pairs;
+    __asm__("vcvtneps2bf16 %1, %0" : "=v"(pairs) : "v"(v));
+    _mm256_storeu_si256((__m256i *)p, pairs);
 }
 /* sum + the products of the two bfloat16 in each lane */
-INLINE vf vf_dot(vf a, vf b, vf sum) { return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
+INLINE vf vf_dot(vf a, vf b, vf sum) {
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "vm"(b));
+    return sum;
+}
 /* lane i: the bfloat16 at low[i] and at high[i] */
 INLINE vf vf_load_pairs(const uint16_t *low, const uint16_t *high) {
     static const int16_t order[32] = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
@@ -95,7 +102,6 @@ INLINE vf vf_least_pairs(vf least, vf v) {
 INLINE int vf_subnormal_pairs(vf least) {
     return _mm512_cmplt_epu16_mask((__m512i)least, _mm512_set1_epi16(0xFF)) != 0;
 }
-#endif
 
 /* Square of VF x VF (VD x VD) elements in place: pairs, then quads inside 128-bit parts, then the parts. */
 INLINE void vf_transpose(vf r[VF]) {

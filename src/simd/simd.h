@@ -25,10 +25,16 @@
 #define VECTOR_BYTES 16
 #endif
 
-#if defined(__AVX512BF16__)
-#define BF16_DOT 1           /* vf_dot and vf_store_pairs are there */
+/* BF16_DOT: this module has vf_dot() and vf_store_pairs(). bf16_dot: the chosen instruction set has their instructions;
+ * it is set once, when the set is chosen, so that `avx512` and `avx512bf16` share a module. */
+#if defined(__AVX512F__)
+#define BF16_DOT 1
+static int bf16_dot;
+static inline void use_bf16_dot(int on) { bf16_dot = on; }
 #else
 #define BF16_DOT 0
+enum { bf16_dot = 0 };
+static inline void use_bf16_dot(int on) { (void)on; }
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -88,11 +94,15 @@ INLINE void vf_store_bf16(uint16_t *p, vf v) {
 #endif
 
 /* Rounds to bfloat16, and may round a subnormal number to 0: one instruction instead of eight. */
+INLINE void vf_narrow_bf16(uint16_t *p, vf v) {
 #if BF16_DOT
-INLINE void vf_narrow_bf16(uint16_t *p, vf v) { vf_store_pairs(p, v); }
-#else
-INLINE void vf_narrow_bf16(uint16_t *p, vf v) { vf_store_bf16(p, v); }
+    if (bf16_dot) {
+        vf_store_pairs(p, v);
+        return;
+    }
 #endif
+    vf_store_bf16(p, v);
+}
 
 /* Non-temporal stores of aligned vectors: they bypass the caches and do not read the line first. stream_end() orders
  * them before later stores. */

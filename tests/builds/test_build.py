@@ -15,8 +15,7 @@ from attnc import _cpu, _isa
 MACHINE = platform.machine().lower()
 X86 = MACHINE in ("x86_64", "amd64")
 LOWEST = "neon" if MACHINE in ("aarch64", "arm64") else "base"
-FLAGS = {"base": set(), "avx2": {"-march=x86-64-v3"}, "avx512": {"-march=x86-64-v4"},
-         "avx512bf16": {"-march=x86-64-v4", "-mavx512bf16"}, "cpu": set()}
+FLAGS = {"base": set(), "avx2": {"-march=x86-64-v3"}, "avx512": {"-march=x86-64-v4"}, "cpu": set()}
 INEXACT = ("-Ofast", "-ffast-math", "-funsafe-math-optimizations", "-fassociative-math", "-ffinite-math-only",
            "-march=native", "-mtune=native")
 
@@ -91,7 +90,7 @@ def test_what_the_compiler_lacks_is_left_out_said_and_listed(tmp_path):
     left_out = ["avx2", "avx512", "avx512bf16"] if X86 else []
     assert "attnc: the compiler has no OpenMP" in text
     for isa in left_out:
-        assert f"the {isa} kernels are left out" in text
+        assert re.search(rf"the .*\b{isa}\b.* kernels are left out", text)
     empty = tmp_path / "empty"
     empty.mkdir()
 
@@ -120,7 +119,7 @@ const Kernels *kernels(void) { return KERNELS; }
 """
 
 
-@pytest.mark.parametrize("built", _cpu.BUILT)
+@pytest.mark.parametrize("built", [isa for isa in _cpu.BUILT if isa not in _isa.MODULE_OF])
 @pytest.mark.parametrize("cc", ["gcc", "clang"])
 def test_our_c_gives_no_warning(cc, built, tmp_path):
     """All headers in one file; what only the Cython side calls would be unused there."""

@@ -13,7 +13,7 @@ HEADERS = sorted(path.relative_to(SRC).as_posix() for path in SRC.rglob("*.h"))
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()
 # Parts of one header each: chosen by the compiler's flags, or made of macros alone.
 PARTS = {"simd/avx2.h", "simd/avx512.h", "simd/neon.h", "simd/base.h", "simd/exponent.h", "template.h"}
-SETS = {"base": [], "avx512bf16": ["-march=x86-64-v4", "-mavx512bf16"]}
+SETS = {"base": [], "avx512": ["-march=x86-64-v4"]}
 
 
 def first_comment(header):

@@ -3,7 +3,7 @@
 import fuzz
 import numpy as np
 import pytest
-from checking import DTYPES, WANT, check_attention, check_scores, dtype_of, farthest, inputs, largest
+from checking import DTYPES, WANT, check_attention, check_scores, dtype_of, farthest, inputs, kernels, largest
 from layouts import drawn
 from slow import NAMES, some_option
 
@@ -81,7 +81,7 @@ def one(seed):
 def run(first, count, isas):
     for seed in range(first, first + count):
         isa = isas[seed % len(isas)]
-        _isa.kernels = _isa.load(isa)
+        _isa.use(isa)
         try:
             with np.errstate(all="ignore"):
                 one(seed)
@@ -91,17 +91,22 @@ def run(first, count, isas):
             raise
 
 
+@pytest.fixture
+def isas():
+    """The instruction sets that run here; the one in use is put back at the end."""
+    with kernels(_isa.isa()):
+        yield _isa.available()
+
+
 @pytest.mark.parametrize("part", range(4))
-def test_fuzz(part, seed, monkeypatch):
-    monkeypatch.setattr(_isa, "kernels", _isa.kernels)     # put back at the end
-    run(10**6 * seed + part * CASES // 4, CASES // 4, _isa.available())
+def test_fuzz(part, seed, isas):
+    run(10**6 * seed + part * CASES // 4, CASES // 4, isas)
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("part", range(20))
-def test_fuzz_more(part, seed, monkeypatch):
-    monkeypatch.setattr(_isa, "kernels", _isa.kernels)
-    run(10**6 * seed + 10**5 + part * MORE_CASES // 20, MORE_CASES // 20, _isa.available())
+def test_fuzz_more(part, seed, isas):
+    run(10**6 * seed + 10**5 + part * MORE_CASES // 20, MORE_CASES // 20, isas)
 
 
 # Every public function, garbage too: tests/fuzz.py
@@ -110,16 +115,14 @@ FUNCTION_CASES, MORE_FUNCTION_CASES = 4000, 100_000
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_fuzz_functions(part, seed, monkeypatch):
-    monkeypatch.setattr(_isa, "kernels", _isa.kernels)
+def test_fuzz_functions(part, seed, isas):
     count = FUNCTION_CASES // 2
     assert fuzz.run(10**6 * seed + part * count, count) == []
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("part", range(10))
-def test_fuzz_functions_more(part, seed, monkeypatch):
-    monkeypatch.setattr(_isa, "kernels", _isa.kernels)
+def test_fuzz_functions_more(part, seed, isas):
     count = MORE_FUNCTION_CASES // 10
     assert fuzz.run(10**6 * seed + 10**5 + part * count, count) == []
 

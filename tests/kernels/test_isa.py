@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 from checking import inputs, plans
@@ -46,7 +47,8 @@ def test_one_that_cannot_run_is_refused(monkeypatch):
 def test_only_the_chosen_module_is_loaded(python):
     code = "import sys, attnc; print([name for name in sys.modules if '_kernels_' in name])"
     for name in _isa.available():
-        assert python(code, ATTNC_ISA=name) == f"['attnc._kernels_{name}']"
+        module = "avx512" if name == "avx512bf16" else name
+        assert python(code, ATTNC_ISA=name) == f"['attnc._kernels_{module}']"
 
 
 FAILING = """
@@ -69,7 +71,7 @@ except ImportError as error:
      "module NAME cannot be loaded: libgomp.so.1: cannot open shared object file"),
     ("ModuleNotFoundError('No module named other', name='other')", "ModuleNotFoundError No module named other | None"),
 ])
-@pytest.mark.parametrize("module", ["_cpu", f"_kernels_{_isa.available()[0]}"])
+@pytest.mark.parametrize("module", ["_cpu", _isa.kernels.__name__.partition(".")[2]])
 def test_a_failing_import_tells_its_cause(python, module, error, said):
     error, said = (text.replace("NAME", f"attnc.{module}") for text in (error, said))
     assert said in python(FAILING.format(module=f"attnc.{module}", error=error))
@@ -92,7 +94,19 @@ interpreters.run_string(interpreters.create(), code)
 
 
 def test_the_fixture_runs_what_it_says(isa):
-    assert attnc.isa() == isa and _isa.kernels is _isa.load(isa)
+    assert attnc.isa() == attnc.show_config()["isa"] == isa and _isa.kernels is _isa.load(isa)
+
+
+@pytest.mark.parametrize("q_len", [4, 32])
+def test_one_module_multiplies_pairs_for_the_set_that_has_them(isa, q_len):
+    """avx512 and avx512bf16 share a module. Dot products of bfloat16 pairs, read in place and packed, take a subnormal
+    number for 0; every other product counts it."""
+    shape = (1, q_len, 128)
+    query, key, value = (np.full(shape, x).astype(ml_dtypes.bfloat16) for x in (1e38, 1e-39, 1))
+    scores = attnc.attention_scores(query, key, scale=1.0)
+    assert np.all(scores == 0) if isa == "avx512bf16" else np.all(np.abs(scores - 12.8) < 0.2)
+    lse = attnc.attention(query, key, value, scale=1.0, want="lse").lse
+    np.testing.assert_allclose(lse, np.log(q_len) + scores[..., 0], rtol=1e-6)
 
 
 # An instruction above the base would end the process on an old machine. Only what the compiler makes of our sources is

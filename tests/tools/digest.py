@@ -152,7 +152,7 @@ def main():
     options = parser.parse_args()
     lines = []
     for isa in options.isa:
-        _isa.kernels = _isa.load(isa)
+        _isa.use(isa)
         whole, count = hashlib.sha256(), 0
         for name, call in calls():
             one = bits(call)

@@ -10,9 +10,9 @@ alone is built, from a copy that has a fault, and the run succeeds if it is repo
 
 Watched code is up to fifty times as slow, so of each test function only a few cases run on each set (--cases, in
 conftest.py), the same for every run of one ATTNC_SEED. gcc has two cases of every test of the kernels, on all sets but
-avx512, whose code is that of avx512bf16 but for its dot products; clang, which takes four times as long to build, the
-same on base and avx2. thread has the tests whose calls take more than one thread. valgrind has random calls of every
-public function (fuzz.py), on base and avx2 in turn: there pytest would take minutes to collect its tests.
+avx512, whose module is that of avx512bf16; clang, which takes four times as long to build, the same on base and avx2.
+thread has the tests whose calls take more than one thread. valgrind has random calls of every public function
+(fuzz.py), on base and avx2 in turn: there pytest would take minutes to collect its tests.
 """
 
 import os
