@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack, overload
+from typing import Never, Unpack, overload
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from . import _call
 from ._checks import Args, attention_args, check_lse, weighted_sum_args
 from ._checks.arrays import as_array
 from ._checks.attention import BHND, NOTHING
+from ._checks.spellings import hides_unknown, unexpected
 from ._types import Array, ArrayLike, Layout, Options, Stage, Wanted, Window
 from .results import AttentionResult
 
@@ -28,6 +29,7 @@ def attention(
         **options: Unpack[Options]) -> AttentionResult: ...
 
 
+@hides_unknown
 def attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
         key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
@@ -35,7 +37,7 @@ def attention(
         scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
         sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
         q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-        want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None
+        want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None, **unknown: Never
 ) -> Array | AttentionResult:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, row by row, without the matrix of weights.
 
@@ -118,6 +120,8 @@ def attention(
     >>> result.output
     array([[2.5, 5. ]], dtype=float32)
     """
+    if unknown:
+        unexpected(attention, unknown)
     if (mask is key_mask is bias is relative_bias is q_offset is scale is softcap is alibi_slopes is sinks is q_segments
             is k_segments is q_lengths is kv_lengths is None and window is None and layout is BHND and want is NOTHING):
         output = _call.run_fast(query, key, value, causal, out, num_threads)
@@ -156,6 +160,7 @@ def _result(name: str, a: Args) -> np.ndarray:
     return np.empty(a.weights_shape if name in ("weights", "scores") else a.lse_shape, dtype)
 
 
+@hides_unknown
 def attention_scores(
         query: ArrayLike, key: ArrayLike, *, stage: Stage = "masked", mask: ArrayLike | None = None,
         key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
@@ -163,7 +168,7 @@ def attention_scores(
         scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
         sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
         q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-        out: Array | None = None, num_threads: int | None = None) -> Array:
+        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array:
     """Scores of every query with every key: how well they match, before the softmax.
 
     Parameters
@@ -195,6 +200,8 @@ k_segments, q_lengths, kv_lengths, layout, num_threads
     >>> attention_scores([[1., 0.]], [[2., 1.], [3., 4.]], stage="raw")
     array([[2., 3.]])
     """
+    if unknown:
+        unexpected(attention_scores, unknown)
     a = attention_args(
         query, key, None, mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes,
         sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads, stage, "scores")
@@ -209,6 +216,7 @@ k_segments, q_lengths, kv_lengths, layout, num_threads
     return scores
 
 
+@hides_unknown
 def attention_weights(
         query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
         bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
@@ -216,7 +224,7 @@ def attention_weights(
         softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
         q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
         kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
-        out: Array | None = None, num_threads: int | None = None) -> Array:
+        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array:
     """The weights of `attention` for every row and key: each key's share of the row.
 
     Parameters
@@ -253,6 +261,8 @@ k_segments, q_lengths, kv_lengths, layout, num_threads
     >>> attention_weights([[1., 0.]], [[1., 0.]], lse=[np.log(4.) + np.sqrt(0.5)])  # one of four such keys
     array([[0.25]])
     """
+    if unknown:
+        unexpected(attention_weights, unknown)
     a = attention_args(
         query, key, None, mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes,
         sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads, gives="weights")
@@ -265,8 +275,10 @@ k_segments, q_lengths, kv_lengths, layout, num_threads
     return weights
 
 
+@hides_unknown
 def weighted_sum(
-        weights: ArrayLike, value: ArrayLike, *, out: Array | None = None, num_threads: int | None = None) -> Array:
+        weights: ArrayLike, value: ArrayLike, *, out: Array | None = None, num_threads: int | None = None,
+        **unknown: Never) -> Array:
     """``weights @ value`` over grouped heads: each output row is the sum of the values times the row's weights.
 
     Parameters
@@ -296,6 +308,8 @@ def weighted_sum(
     >>> weighted_sum([[0.5, 0.5, 0.]], [[1.], [3.], [np.nan]])
     array([[2.]])
     """
+    if unknown:
+        unexpected(weighted_sum, unknown)
     a = weighted_sum_args(weights, value, out, num_threads)
     output = np.empty(a.out_shape, a.dtype) if out is None else out
     _call.run("weighted_sum", a, value=a.value, weights=a.weights, out=output[None] if a.two_d else output)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Never
 
 import numpy as np
 
 from . import _call
 from ._checks import Args, BackwardArgs, SoftmaxBackwardArgs, backward_args, options_of, softmax_backward_args
 from ._checks.options import overlapping_rows
+from ._checks.spellings import hides_unknown, unexpected
 from ._norms import norms
 from ._types import Array, ArrayLike, Axes, Gradient, Layout, Window
 from .results import AttentionGradients
 
 
+@hides_unknown
 def attention_backward(
         grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
         *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
@@ -22,7 +25,7 @@ def attention_backward(
         alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
         k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
         layout: Layout = "bhnd", want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None,
-        num_threads: int | None = None) -> AttentionGradients:
+        num_threads: int | None = None, **unknown: Never) -> AttentionGradients:
     """Gradients of `attention` from its inputs, its output and its lse, without the matrix of weights.
 
     The weights are computed again, block by block, under the lse: memory is linear in the lengths.
@@ -74,6 +77,8 @@ k_segments, q_lengths, kv_lengths, layout, num_threads
     >>> attention_backward(np.ones((1, 1)), query, key, value, result.output, result.lse, want="query").query
     array([[-1.]])
     """
+    if unknown:
+        unexpected(attention_backward, unknown)
     b = backward_args(grad_output, query, key, value, output, lse, *options_of(locals()), want=want, grad_lse=grad_lse,
                       num_threads=num_threads)
     a = b.args
@@ -147,8 +152,10 @@ def _shares_bias(a: Args, bias: np.ndarray) -> bool:
     return bias.size != math.prod(a.batch) * a.q_heads * a.q_len * a.kv_len
 
 
+@hides_unknown
 def softmax_backward(
-        grad_output: ArrayLike, output: ArrayLike, axis: Axes = -1, *, num_threads: int | None = None) -> Array:
+        grad_output: ArrayLike, output: ArrayLike, axis: Axes = -1, *, num_threads: int | None = None,
+        **unknown: Never) -> Array:
     """Gradient of the input of softmax: ``output * (grad_output - sum(grad_output * output))`` along `axis`.
 
     Parameters
@@ -177,11 +184,15 @@ def softmax_backward(
     >>> softmax_backward([1., 0.], [0.5, 0.5])
     array([ 0.25, -0.25])
     """
+    if unknown:
+        unexpected(softmax_backward, unknown)
     return _softmax_backward(softmax_backward_args(grad_output, output, axis, num_threads), False)
 
 
+@hides_unknown
 def log_softmax_backward(
-        grad_output: ArrayLike, output: ArrayLike, axis: Axes = -1, *, num_threads: int | None = None) -> Array:
+        grad_output: ArrayLike, output: ArrayLike, axis: Axes = -1, *, num_threads: int | None = None,
+        **unknown: Never) -> Array:
     """Gradient of the input of log-softmax: ``grad_output - exp(output) * sum(grad_output)`` along `axis`.
 
     Parameters, dtypes and errors are those of `softmax_backward`; where `output` is -inf, `grad_output` does not count.
@@ -192,6 +203,8 @@ def log_softmax_backward(
     >>> log_softmax_backward([1., 0.], np.log([0.5, 0.5]))
     array([ 0.5, -0.5])
     """
+    if unknown:
+        unexpected(log_softmax_backward, unknown)
     return _softmax_backward(softmax_backward_args(grad_output, output, axis, num_threads), True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import EllipsisType
-from typing import Any, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Never, TypeAlias, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from ._checks import (
     truncate_args,
 )
 from ._checks.arrays import float_array
+from ._checks.spellings import hides_unknown, unexpected
 from ._lock import WITHIN, Locked
 from ._types import Array, ArrayLike, CacheOptions, DTypeLike, Integers, Layout, Wanted, Window
 from .attention import attend
@@ -171,6 +172,7 @@ class KVCache(Locked):
     def attend(self, query: ArrayLike, *, want: Wanted, out: Array | None = ...,
                **options: Unpack[CacheOptions]) -> AttentionResult: ...
 
+    @hides_unknown
     def attend(
             self, query: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
             bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
@@ -178,8 +180,7 @@ class KVCache(Locked):
             softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
             q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
             q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
-            out: Array | None = None, num_threads: int | None = None
-    ) -> Array | AttentionResult:
+            out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
         """Attention of a query over the tokens that are there; its last row stands at the last token.
 
         Without a window it has the bits of ``attention(query, cache.keys, cache.values, kv_lengths=cache.lengths,
@@ -204,6 +205,8 @@ q_segments, k_segments, q_lengths, layout, want, out, num_threads
             For a wrong dtype or a wrong shape or value; for a query whose first row looks back at tokens that later
             ones have replaced.
         """
+        if unknown:
+            unexpected(KVCache.attend, unknown)
         reader = threading.Lock()       # held until the rows are no longer read; an interrupt leaves it released
         reader.acquire()
         try:

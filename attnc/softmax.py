@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Never
+
 import numpy as np
 
 from . import _call
 from ._checks import SoftmaxArgs, softmax_args
+from ._checks.spellings import hides_unknown, unexpected
 from ._types import Array, ArrayLike, Axes
 
 
+@hides_unknown
 def softmax(
         x: ArrayLike, axis: Axes = -1, *, where: ArrayLike | None = None, out: Array | None = None,
-        num_threads: int | None = None) -> Array:
+        num_threads: int | None = None, **unknown: Never) -> Array:
     """``exp(x) / sum(exp(x))`` along `axis`, with the largest element subtracted first: never an overflow.
 
     Parameters
@@ -43,12 +47,15 @@ def softmax(
     >>> softmax([0., np.log(3.)])
     array([0.25, 0.75])
     """
+    if unknown:
+        unexpected(softmax, unknown)
     return _run(softmax_args(x, axis, where, out, num_threads), False)
 
 
+@hides_unknown
 def log_softmax(
         x: ArrayLike, axis: Axes = -1, *, where: ArrayLike | None = None, out: Array | None = None,
-        num_threads: int | None = None) -> Array:
+        num_threads: int | None = None, **unknown: Never) -> Array:
     """``log(softmax(x))`` along `axis` without loss of small values.
 
     Parameters, dtypes and errors are those of `softmax`; elements at False in `where` give -inf.
@@ -58,6 +65,8 @@ def log_softmax(
     >>> log_softmax([0., 0.])
     array([-0.69314718, -0.69314718])
     """
+    if unknown:
+        unexpected(log_softmax, unknown)
     return _run(softmax_args(x, axis, where, out, num_threads), True)
 
 

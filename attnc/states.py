@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import numpy as np
 
 from . import _call
 from ._checks import Args, attention_args, states_args
 from ._checks.arrays import accumulator, float_array, promoted
+from ._checks.spellings import hides_unknown, unexpected
 from ._lock import Locked
 from ._norms import norms
 from ._types import Array, ArrayLike, Layout, State, Window
@@ -129,11 +130,14 @@ class AttentionState(Locked):
     (AttentionState(query=(1, 2); 3 keys), array([[3.]]))
     """
 
+    @hides_unknown
     def __init__(
             self, query: ArrayLike, *, q_offset: ArrayLike | None = None, sinks: ArrayLike | None = None,
             causal: bool = False, window: Window | None = None, scale: float | None = None,
             softcap: float | None = None, alibi_slopes: ArrayLike | None = None, layout: Layout = "bhnd",
-            num_threads: int | None = None) -> None:
+            num_threads: int | None = None, **unknown: Never) -> None:
+        if unknown:
+            unexpected(AttentionState.__init__, unknown)
         super().__init__()
         options: dict[str, Any] = dict(sinks=sinks, causal=causal, window=window, scale=scale, softcap=softcap,
                        alibi_slopes=alibi_slopes, layout=layout, num_threads=num_threads)

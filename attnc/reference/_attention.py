@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Unpack, overload
+from typing import Never, Unpack, overload
 
 import numpy as np
 
 from .._checks import attention_args, check_lse, options_of, weighted_sum_args
 from .._checks.arrays import as_array
+from .._checks.spellings import hides_unknown, unexpected
 from .._types import Array, ArrayLike, Layout, Options, Wanted, Window
 from ..results import AttentionResult
 from ._chain import run, sum_of_values, weights_under
@@ -26,6 +27,7 @@ def attention(
         **options: Unpack[Options]) -> AttentionResult: ...
 
 
+@hides_unknown
 def attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
         key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
@@ -34,7 +36,7 @@ def attention(
         softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
         q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
         kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
-        out: Array | None = None, num_threads: int | None = None) -> np.ndarray | AttentionResult:
+        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
     """Softmax of the scores of query and key, times value: the definition of `attnc.attention`.
 
     Row ``i`` stands at position ``p = i + q_offset``, key ``j`` at ``j``; the row sees the keys that all masks allow::
@@ -52,6 +54,8 @@ def attention(
     >>> attention([[1., 0.]], [[1., 0.], [1., 0.]], [[2., 4.], [4., 8.]])
     array([[3., 6.]])
     """
+    if unknown:
+        unexpected(attention, unknown)
     a = attention_args(query, key, as_array("value", value), *options_of(locals()), want=want, out=out,
                        num_threads=num_threads)
     with np.errstate(all="ignore"):
@@ -66,6 +70,7 @@ def attention(
     return AttentionResult(output, **{name: found[name] for name in a.want}) if a.want else output
 
 
+@hides_unknown
 def attention_weights(
         query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
         bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
@@ -73,7 +78,7 @@ def attention_weights(
         softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
         q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
         kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
-        out: Array | None = None, num_threads: int | None = None) -> np.ndarray:
+        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray:
     """The weights of `attention`, for every row and key: the definition of `attnc.attention_weights`.
 
     Parameters, results and errors are those of `attnc.attention_weights`.
@@ -83,6 +88,8 @@ def attention_weights(
     >>> attention_weights([[1., 0.]], [[1., 0.], [1., 0.]])
     array([[0.5, 0.5]])
     """
+    if unknown:
+        unexpected(attention_weights, unknown)
     a = attention_args(query, key, None, *options_of(locals()), out=out, num_threads=num_threads, gives="weights")
     with np.errstate(all="ignore"):
         weights = run(a)["weights"] if lse is None else weights_under(check_lse(lse, a), a)
@@ -93,9 +100,10 @@ def attention_weights(
     return out
 
 
+@hides_unknown
 def weighted_sum(
         weights: ArrayLike, value: ArrayLike, *, out: Array | None = None,
-        num_threads: int | None = None) -> np.ndarray:
+        num_threads: int | None = None, **unknown: Never) -> np.ndarray:
     """``weights @ value`` over grouped heads: the definition of `attnc.weighted_sum`.
 
     Parameters, results and errors are those of `attnc.weighted_sum`.
@@ -105,6 +113,8 @@ def weighted_sum(
     >>> weighted_sum([[0.5, 0.5, 0.]], [[1.], [3.], [np.nan]])
     array([[2.]])
     """
+    if unknown:
+        unexpected(weighted_sum, unknown)
     a = weighted_sum_args(weights, value, out, num_threads)
     with np.errstate(all="ignore"):
         weights = np.ascontiguousarray(a.weights, a.acc)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from .. import masks
 from .._checks import Args, BackwardArgs, backward_args, options_of, softmax_backward_args
+from .._checks.spellings import hides_unknown, unexpected
 from .._types import ArrayLike, Axes, Gradient, Layout, Shape, Window
 from ..results import AttentionGradients
 from ._scores import masked_scores, per_query_head, product, stored_scores, unmasked_scores
 from ._softmax import softmax_of_scores
 
 
+@hides_unknown
 def attention_backward(
         grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
         *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
@@ -22,7 +24,7 @@ def attention_backward(
         alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
         k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
         layout: Layout = "bhnd", want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None,
-        num_threads: int | None = None) -> AttentionGradients:
+        num_threads: int | None = None, **unknown: Never) -> AttentionGradients:
     """Gradients of attention: the definition of `attnc.attention_backward`.
 
     With the weights w of a row, its values v and its gradient g::
@@ -47,6 +49,8 @@ import numpy as np
     >>> attention_backward(np.ones((1, 1)), query, key, value, result.output, result.lse, want="query").query
     array([[-1.]])
     """
+    if unknown:
+        unexpected(attention_backward, unknown)
     b = backward_args(grad_output, query, key, value, output, lse, *options_of(locals()), want=want, grad_lse=grad_lse,
                       num_threads=num_threads)
     with np.errstate(all="ignore"):
@@ -156,8 +160,10 @@ def per_kv_head(x: np.ndarray, a: Args) -> np.ndarray:
     return np.asarray(x.reshape(*x.shape[:-3], a.kv_heads, a.q_heads // a.kv_heads, *x.shape[-2:]).sum(-3))
 
 
+@hides_unknown
 def softmax_backward(
-        grad_output: ArrayLike, output: ArrayLike, axis: Axes = -1, *, num_threads: int | None = None) -> np.ndarray:
+        grad_output: ArrayLike, output: ArrayLike, axis: Axes = -1, *, num_threads: int | None = None,
+        **unknown: Never) -> np.ndarray:
     """Gradient of the input of softmax: ``output * (grad_output - sum(grad_output * output))`` along `axis`.
 
     The definition of `attnc.softmax_backward`.
@@ -169,6 +175,8 @@ def softmax_backward(
     >>> softmax_backward([1., 0.], [0.5, 0.5])
     array([ 0.25, -0.25])
     """
+    if unknown:
+        unexpected(softmax_backward, unknown)
     b = softmax_backward_args(grad_output, output, axis, num_threads)
     with np.errstate(all="ignore"):
         share = b.output.astype(b.acc)
@@ -177,8 +185,10 @@ def softmax_backward(
         return np.where(share == 0, 0, change).astype(b.dtype)
 
 
+@hides_unknown
 def log_softmax_backward(
-        grad_output: ArrayLike, output: ArrayLike, axis: Axes = -1, *, num_threads: int | None = None) -> np.ndarray:
+        grad_output: ArrayLike, output: ArrayLike, axis: Axes = -1, *, num_threads: int | None = None,
+        **unknown: Never) -> np.ndarray:
     """Gradient of the input of log-softmax: ``grad_output - exp(output) * sum(grad_output)`` along `axis`.
 
     The definition of `attnc.log_softmax_backward`.
@@ -193,6 +203,8 @@ import numpy as np
     >>> log_softmax_backward([1., 0.], np.log([0.5, 0.5]))
     array([ 0.5, -0.5])
     """
+    if unknown:
+        unexpected(log_softmax_backward, unknown)
     b = softmax_backward_args(grad_output, output, axis, num_threads)
     with np.errstate(all="ignore"):
         share = np.exp(b.output.astype(b.acc))

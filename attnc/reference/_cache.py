@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Unpack, overload
+from typing import Never, Unpack, overload
 
 import numpy as np
 
 from .._checks import OPTIONS, append_args, cache_sizes, check_attend, options_of, reorder_args, truncate_args
 from .._checks.arrays import accumulator, float_array
+from .._checks.spellings import hides_unknown, unexpected
 from .._lock import Locked
 from .._types import Array, ArrayLike, CacheOptions, DTypeLike, Layout, Wanted, Window
 from ..results import AttentionResult
@@ -68,6 +69,7 @@ class KVCache(Locked):
     def attend(self, query: ArrayLike, *, want: Wanted, out: Array | None = ...,
                **options: Unpack[CacheOptions]) -> AttentionResult: ...
 
+    @hides_unknown
     def attend(
             self, query: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
             bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
@@ -75,8 +77,10 @@ class KVCache(Locked):
             softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
             q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
             q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
-            out: Array | None = None, num_threads: int | None = None) -> np.ndarray | AttentionResult:
+            out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
         """Attention of a query over the tokens that are there; its last row stands at the last token."""
+        if unknown:
+            unexpected(KVCache.attend, unknown)
         check_attend(self._sizes, mask=mask, key_mask=key_mask, bias=bias, relative_bias=relative_bias, window=window,
                      q_offset=q_offset, q_segments=q_segments, k_segments=k_segments)
         query = float_array("query", query)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Never
+
 import numpy as np
 
 from .. import masks
 from .._checks import Args, WeightedSumArgs, attention_args, options_of
 from .._checks.arrays import saturated
+from .._checks.spellings import hides_unknown, unexpected
 from .._types import Array, ArrayLike, Layout, Stage, Window
 
 
+@hides_unknown
 def attention_scores(
         query: ArrayLike, key: ArrayLike, *, stage: Stage = "masked", mask: ArrayLike | None = None,
         key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
@@ -17,7 +21,7 @@ def attention_scores(
         scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
         sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
         q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-        out: Array | None = None, num_threads: int | None = None) -> np.ndarray:
+        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray:
     """Scores of every query with every key: the definition of `attnc.attention_scores`.
 
     Parameters, results and errors are those of `attnc.attention_scores`.
@@ -27,6 +31,8 @@ def attention_scores(
     >>> attention_scores([[1., 0.]], [[2., 1.], [3., 4.]], stage="raw")
     array([[2., 3.]])
     """
+    if unknown:
+        unexpected(attention_scores, unknown)
     a = attention_args(query, key, None, *options_of(locals()), out=out, num_threads=num_threads, stage=stage,
                        gives="scores")
     with np.errstate(all="ignore"):

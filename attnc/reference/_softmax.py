@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Never
 
 import numpy as np
 
 from .._checks import SoftmaxArgs, softmax_args
+from .._checks.spellings import hides_unknown, unexpected
 from .._types import Array, ArrayLike, Axes
 
 
+@hides_unknown
 def softmax(
         x: ArrayLike, axis: Axes = -1, *, where: ArrayLike | None = None, out: Array | None = None,
-        num_threads: int | None = None) -> np.ndarray:
+        num_threads: int | None = None, **unknown: Never) -> np.ndarray:
     """``exp(x) / sum(exp(x))`` along `axis`: the definition of `attnc.softmax`.
 
     Parameters, results and errors are those of `attnc.softmax`.
@@ -22,6 +24,8 @@ def softmax(
     >>> softmax([0., np.log(3.)])
     array([0.25, 0.75])
     """
+    if unknown:
+        unexpected(softmax, unknown)
     a = softmax_args(x, axis, where, out, num_threads)
     with np.errstate(all="ignore"):
         shifted, keep = _shifted(a)
@@ -30,9 +34,10 @@ def softmax(
         return _returned(a, result)
 
 
+@hides_unknown
 def log_softmax(
         x: ArrayLike, axis: Axes = -1, *, where: ArrayLike | None = None, out: Array | None = None,
-        num_threads: int | None = None) -> np.ndarray:
+        num_threads: int | None = None, **unknown: Never) -> np.ndarray:
     """``log(softmax(x))`` along `axis` without loss of small values: the definition of `attnc.log_softmax`.
 
     Parameters, dtypes and errors are those of `softmax`; elements at False in `where` give -inf.
@@ -42,6 +47,8 @@ def log_softmax(
     >>> log_softmax([0., 0.])
     array([-0.69314718, -0.69314718])
     """
+    if unknown:
+        unexpected(log_softmax, unknown)
     a = softmax_args(x, axis, where, out, num_threads)
     with np.errstate(all="ignore"):
         shifted, keep = _shifted(a)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Unpack, overload
+from typing import Never, Unpack, overload
 
 import numpy as np
 
 from .._checks import varlen_args
+from .._checks.spellings import hides_unknown, unexpected
 from .._types import Array, ArrayLike, Lse, VarlenOptions, Window
 from ..results import AttentionResult
 from ._attention import attention
@@ -24,11 +25,12 @@ def attention_varlen(
         want: Lse, out: Array | None = ..., **options: Unpack[VarlenOptions]) -> AttentionResult: ...
 
 
+@hides_unknown
 def attention_varlen(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
         causal: bool = False, window: Window | None = None, scale: float | None = None, softcap: float | None = None,
         alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, want: Lse | tuple[()] = (),
-        out: Array | None = None, num_threads: int | None = None) -> np.ndarray | AttentionResult:
+        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
     """`attention` of each sequence of packed tokens: the definition of `attnc.attention_varlen`.
 
     Parameters, results and errors are those of `attnc.attention_varlen`.
@@ -39,6 +41,8 @@ def attention_varlen(
     >>> attention_varlen(query, key, value, [0, 1, 2], [0, 2, 3]).ravel()
     array([3., 7.])
     """
+    if unknown:
+        unexpected(attention_varlen, unknown)
     v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, causal=causal, window=window, scale=scale,
                     softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, want=want, out=out,
                     num_threads=num_threads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from .. import masks
 from .._checks import Args, attention_args, check_lse, integer, options_of
 from .._checks import weights as checks
 from .._checks.index import check_index
+from .._checks.spellings import hides_unknown, unexpected
 from .._types import (
     Array,
     ArrayLike,
@@ -48,6 +49,7 @@ class AttentionWeights:
     (array([[0.5, 0.5]]), array([0.5, 0.5]))
     """
 
+    @hides_unknown
     def __init__(
             self, query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
             bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
@@ -55,7 +57,9 @@ class AttentionWeights:
             softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
             q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
             q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-            lse: ArrayLike | None = None, num_threads: int | None = None) -> None:
+            lse: ArrayLike | None = None, num_threads: int | None = None, **unknown: Never) -> None:
+        if unknown:
+            unexpected(AttentionWeights.__init__, unknown)
         self._a = a = attention_args(query, key, None, *options_of(locals()), num_threads=num_threads)
         self._given = None if lse is None else check_lse(lse, a)
 

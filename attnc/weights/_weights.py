@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 import numpy as np
 
 from .._checks import Args, attention_args, check_lse
 from .._checks import weights as checks
+from .._checks.spellings import hides_unknown, unexpected
 from ..results import WeightsSummary
 from . import _operands, _products, _sweeps
 from ._blocks import Blocks
@@ -74,6 +75,7 @@ k_segments, q_lengths, kv_lengths, layout, num_threads
     (array([0.75, 0.25]), array([0, 0]), array([1.25, 0.75]))
     """
 
+    @hides_unknown
     def __init__(
             self, query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
             bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
@@ -81,7 +83,9 @@ k_segments, q_lengths, kv_lengths, layout, num_threads
             softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
             q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
             q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-            lse: ArrayLike | None = None, num_threads: int | None = None) -> None:
+            lse: ArrayLike | None = None, num_threads: int | None = None, **unknown: Never) -> None:
+        if unknown:
+            unexpected(AttentionWeights.__init__, unknown)
         a = attention_args(  # by position, as attention does
             query, key, None, mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap,
             alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, (), None, num_threads)
