@@ -1,8 +1,8 @@
-"""``python benchmarks/models.py ...`` measures whole models of transformers with `attnc.bench.models`."""
+"""``python benchmarks/models.py ...`` measures whole models of transformers with `measure.models`."""
 
 import sys
 
-from attnc.bench.models import main
+from measure.models import main
 
 if __name__ == "__main__":
     sys.exit(main())

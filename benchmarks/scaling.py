@@ -1,8 +1,8 @@
-"""``python benchmarks/scaling.py ...`` measures threads, callers and growth with `attnc.bench.scaling`."""
+"""``python benchmarks/scaling.py ...`` measures threads, callers and growth with `measure.scaling`."""
 
 import sys
 
-from attnc.bench.scaling import main
+from measure.scaling import main
 
 if __name__ == "__main__":
     sys.exit(main())

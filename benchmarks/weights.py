@@ -1,8 +1,8 @@
-"""``python benchmarks/weights.py ...`` measures statistics of weights with `attnc.bench.statistics`."""
+"""``python benchmarks/weights.py ...`` measures statistics of weights with `measure.weights`."""
 
 import sys
 
-from attnc.bench.statistics import main
+from measure.weights import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 import pytest
-
-from attnc.bench import models
+from measure import models
 
 pytestmark = pytest.mark.peers
 

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-
-from attnc.bench import scaling
+from measure import scaling
 
 
 def test_a_run(tmp_path, capsys):

@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from measure import weights
 
-from attnc.bench import statistics
-
-CASE = statistics.TINY[0]
+CASE = weights.TINY[0]
 
 
 @pytest.fixture(scope="module")
 def expected():
-    return statistics._Expected(CASE)
+    return weights._Expected(CASE)
 
 
 def results(setup):
@@ -27,7 +26,7 @@ def results(setup):
     return {name: found[end - count:end] for name, count, end in zip(CASE.asked, counts, ends, strict=True)}
 
 
-@pytest.mark.parametrize("setup", [statistics.setup_attnc, statistics.setup_numpy])
+@pytest.mark.parametrize("setup", [weights.setup_attnc, weights.setup_numpy])
 def test_every_statistic_is_right_and_a_wrong_one_is_found(setup, expected):
     for name, arrays in results(setup).items():
         assert expected.judge(name, arrays) is None
@@ -38,7 +37,7 @@ def test_every_statistic_is_right_and_a_wrong_one_is_found(setup, expected):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("setup", [statistics.setup_eager, statistics.setup_identity])
+@pytest.mark.parametrize("setup", [weights.setup_eager, weights.setup_identity])
 def test_those_of_torch_are_right(setup, expected):
     pytest.importorskip("torch")
     for name, arrays in results(setup).items():
@@ -46,10 +45,10 @@ def test_those_of_torch_are_right(setup, expected):
 
 
 def test_a_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(statistics, "PEERS", {"numpy": "numpy"})
-    monkeypatch.setattr(statistics, "TINY", tuple(replace(case, asked=("topk", "map")) for case in statistics.TINY))
+    monkeypatch.setattr(weights, "PEERS", {"numpy": "numpy"})
+    monkeypatch.setattr(weights, "TINY", tuple(replace(case, asked=("topk", "map")) for case in weights.TINY))
     file = tmp_path / "result.json"
-    assert statistics.main(["--tiny", "--rounds", "1", "--threads", "1", "--json", str(file)]) == 0
+    assert weights.main(["--tiny", "--rounds", "1", "--threads", "1", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     assert result["passed"] and len(result["cases"]) == 2
     for found in result["cases"][0]["statistics"].values():
@@ -58,12 +57,12 @@ def test_a_run(tmp_path, capsys, monkeypatch):
     result["cases"][0]["statistics"]["map"] |= {
         "attnc": {"of_plain": {"median": 1.25}, "memory": 2_000_000},
         "numpy": {"memory": 400_000_000, "ratio": {"median": 7.04}}}
-    [line] = [line for line in statistics.table(result).splitlines() if line.startswith("| map")]
+    [line] = [line for line in weights.table(result).splitlines() if line.startswith("| map")]
     assert line.split("|")[2].strip() == "1.25" and "| 2 " in line and "x 7.0, x 200" in line
     assert "x attention, causal" in capsys.readouterr().out
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch):
-    monkeypatch.setattr(statistics._Expected, "judge", lambda self, *arguments: "topk is wrong")
-    result = statistics.measure([replace(CASE, asked=("topk",))], 1, 1)
+    monkeypatch.setattr(weights._Expected, "judge", lambda self, *arguments: "topk is wrong")
+    result = weights.measure([replace(CASE, asked=("topk",))], 1, 1)
     assert not result["passed"] and "attnc: topk is wrong" in result["cases"][0]["failed"]

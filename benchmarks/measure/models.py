@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 import attnc
-from attnc.bench import Arrays, Call, Json, Options, Unsupported, machine, report, runner, script
+from attnc.bench import Arrays, Call, Json, Options, Unsupported, machine, report, runner
 from attnc.bench.timing import spread
 from attnc.testing import Case, error_and_tolerance
+from measure import script
 
 KINDS = ("attnc", "sdpa", "eager", "exact")     # exact: eager in float64, for verification alone
 

@@ -14,9 +14,10 @@ import numpy as np
 
 import attnc
 from attnc._isa import kernels
-from attnc.bench import Arrays, Call, Json, Options, cases, machine, report, script
+from attnc.bench import Arrays, Call, Json, Options, cases, machine, report
 from attnc.bench.timing import CROWDED, calibrate, seconds_per_call, spread
 from attnc.testing import Case
+from measure import script
 
 CALLERS = 8
 PROBES = 3                          # at a time, of which the best counts

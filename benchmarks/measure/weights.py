@@ -12,10 +12,11 @@ import numpy as np
 
 import attnc
 from attnc import reference
-from attnc.bench import Arrays, Call, Json, Options, Unsupported, machine, report, runner, script
+from attnc.bench import Arrays, Call, Json, Options, Unsupported, machine, report, runner
 from attnc.bench.contenders.tensors import import_torch, to_torch
 from attnc.bench.timing import spread
 from attnc.testing import Case, error_and_tolerance
+from measure import script
 
 TOP = 8
 STATISTICS = {"topk": ("topk",), "entropy": ("entropy",), "max": ("max",), "key_mass": ("key_mass",), "map": ("map",),
