@@ -249,6 +249,8 @@ def _stand_in(state: SimpleNamespace) -> Callable[..., torch.Tensor]:
 
 def _route(state: SimpleNamespace, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
            attn_mask: torch.Tensor | None, *args: Any, **options: Any) -> torch.Tensor:
+    if not state.purposes and not torch.compiler.is_compiling():
+        state.put_back()
     tensors = [query, key, value, *([] if attn_mask is None else [attn_mask])]
     seen = _calls.PURPOSE in state.purposes and not torch.compiler.is_compiling() and _calls.watching()
     if seen or ("patch" in state.purposes and all(_tensors.is_plain(x) for x in tensors)):

@@ -23,18 +23,20 @@ What: TypeAlias = "str | Function | Sequence[str | Function] | Mapping[str, Func
 class Place:
     """A layer that was asked for: index of a call, name of a module, or name and call."""
 
-    def __init__(self, given: Any, names: Collection[str]):
+    def __init__(self, argument: str, given: Any, names: Collection[str]):
         self.given, self.met = given, False
+        if isinstance(given, tuple) and (len(given) != 2 or not isinstance(given[0], str)):
+            raise ValueError(f"{argument} has {given!r}; wanted an index, a name or (name, call)")
         name, self.number = given if isinstance(given, tuple) else (given, None)
         if isinstance(name, str):
             self.name: str | None = name
             self.whole = name in names
             if not any(self._is(x) for x in names):
-                raise ValueError(f"no module of the model has {name!r} in its name")
+                raise ValueError(f"{argument} has {name!r}; no module of the model has that in its name")
         else:
             self.name, self.number = None, operator.index(name)
         if self.number is not None and self.number < 0:
-            raise ValueError(f"layers has {given!r}; wanted the number of a call, from 0")
+            raise ValueError(f"{argument} has {given!r}; wanted the number of a call, counted from 0")
 
     def _is(self, name: str) -> bool:
         """Whether a name is that of the module, or of one in it; else whether the parts of the name are among its."""

@@ -13,6 +13,7 @@ import functools
 import inspect
 import sys
 import threading
+import types
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from types import SimpleNamespace
 
 PURPOSE = "capture"
-_FUSED = (torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
+_FUSED = (torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)
 
 
 class Call:
@@ -140,7 +141,7 @@ def _watchers_of(module: torch.nn.Module) -> list[Watcher]:
 class _Mode(TorchFunctionMode):     # type: ignore[misc]    # torch is Any to mypy
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
-        see, kwargs = _SEEN.get(function), kwargs or {}
+        see, kwargs = _SEEN.get(function) or _seen_as(function), kwargs or {}
         here.mode = False       # as it is in here
         try:
             return function(*args, **kwargs) if see is None or here.busy else see(function, *args, **kwargs)
@@ -175,12 +176,12 @@ def _run(theirs: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, .
     for each in inside:
         each.modules.append(module)
     try:
-        heads = isinstance(module, torch.nn.MultiheadAttention)
-        with _mode(not (heads or type(module).forward in [x.forward for x in _FUSED])):
+        with _mode(True):
             result = theirs(module, *args, **kwargs)
-        for each, count in zip(inside, before, strict=True):
-            if heads and each.calls.total() == count:
-                each.watcher.unseen(each.watcher.names[id(module)])
+        if isinstance(module, torch.nn.MultiheadAttention):
+            for each, count in zip(inside, before, strict=True):
+                if each.calls.total() == count:
+                    each.watcher.unseen(each.watcher.names[id(module)])
         return result
     finally:
         for each in inside:
@@ -328,20 +329,36 @@ _SEEN: dict[Any, Callable[..., Any]] = {
     torch._native_multi_head_attention: _native_mha, torch._transformer_encoder_layer_fwd: _native_layer}
 
 
-def is_seen(function: Callable[..., Any], see: Callable[..., Any]) -> None:
+def is_seen(function: Any, see: Callable[..., Any]) -> None:
     """Let the mode take a function for one of those that are seen."""
-    _SEEN[function] = see
+    vars(function)["attnc_sees"] = see
 
+
+def _seen_as(function: Any) -> Callable[..., Any] | None:
+    return vars(function).get("attnc_sees") if type(function) is types.FunctionType else None
+
+
+# What stands in the place of a name does what theirs does unless calls are watched in this thread.
 
 def _stand_in(see: Callable[..., Any], state: SimpleNamespace) -> Callable[..., Any]:
     @functools.wraps(state.theirs)
     def ours(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not watching():
-            return state.theirs(*args, **kwargs)
-        return see(state.theirs, *args, **kwargs)
+        return see(state.theirs, *args, **kwargs) if _is_watched(state) else state.theirs(*args, **kwargs)
 
     is_seen(ours, see)
     return ours
+
+
+def _forward(state: SimpleNamespace) -> Callable[..., Any]:
+    """Of a module that has a fused layer: the mode is off, so that it takes it when it would."""
+    @functools.wraps(state.theirs)
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not _is_watched(state):
+            return state.theirs(self, *args, **kwargs)
+        with _mode(False):
+            return state.theirs(self, *args, **kwargs)
+
+    return forward
 
 
 def _call_impl(state: SimpleNamespace) -> Callable[..., Any]:
@@ -357,24 +374,33 @@ def _call_impl(state: SimpleNamespace) -> Callable[..., Any]:
 def _pack(state: SimpleNamespace) -> Callable[..., Any]:
     @functools.wraps(state.theirs)
     def pack_gqa(x: torch.Tensor | None, count: int) -> torch.Tensor | None:
-        found = state.theirs(x, count)
-        if here.passes and here.packed is None:     # the query comes before mask and bias
+        found: torch.Tensor | None = state.theirs(x, count)
+        if _is_watched(state) and here.packed is None:     # the query comes before mask and bias
             here.packed = found
         return found
 
     return pack_gqa
 
 
+def _is_watched(state: SimpleNamespace) -> bool:
+    if torch.compiler.is_compiling():
+        return False
+    if not state.purposes:
+        state.put_back()
+    return watching()
+
+
 def _names() -> list[Interception]:
     """The names to be replaced. transformers has one more: it makes rows of the heads of a single generated token."""
     module: Any = sys.modules.get("transformers.integrations.sdpa_attention")
-    if hasattr(module, "pack_gqa") and not any(x.stands_in(module) for x in INTERCEPTIONS):
+    if hasattr(module, "pack_gqa") and not any(x.owner is module for x in INTERCEPTIONS):
         INTERCEPTIONS.append(Interception(module, "pack_gqa", _pack))
     return list(INTERCEPTIONS)
 
 
 INTERCEPTIONS = [
     Interception(torch.nn.Module, "_call_impl", _call_impl),
+    *(Interception(each, "forward", _forward) for each in _FUSED),
     Interception(functional, "multi_head_attention_forward", functools.partial(_stand_in, _mha)),
     Interception(torch, "_native_multi_head_attention", functools.partial(_stand_in, _native_mha)),
     Interception(torch, "_transformer_encoder_layer_fwd", functools.partial(_stand_in, _native_layer)),

@@ -108,8 +108,9 @@ class _Collector(_calls.Watcher):
         self.same_heads = None if heads is None or self.heads is not None else head_list(heads)
         if layers is None and self.heads is not None:
             layers = list(self.heads)
-        self.layers = None if layers is None else [Place(x, self.names.values()) for x in layer_list(layers)]
-        self.of_heads = [(Place(x, self.names.values()), head_list(chosen)) for x, chosen in (self.heads or {}).items()]
+        names = self.names.values()
+        self.of_heads = [(Place("heads", x, names), head_list(chosen)) for x, chosen in (self.heads or {}).items()]
+        self.layers = None if layers is None else [Place("layers", x, names) for x in layer_list(layers)]
         self.ran, self._order = 0, _Order()
         self.records = Records()
 
@@ -123,7 +124,7 @@ class _Collector(_calls.Watcher):
                     ": it was not run by calling it or a module of it, or its attention is its own code, which calls "
                     "neither scaled_dot_product_attention nor MultiheadAttention")
             raise ValueError(f"{type(self.model).__name__} never called attention{hint}")
-        for name, places in (("layers", self.layers or []), ("heads", [place for place, _ in self.of_heads])):
+        for name, places in (("heads", [place for place, _ in self.of_heads]), ("layers", self.layers or [])):
             for place in places:
                 if not place.met:
                     raise ValueError(f"{name} has {place.given!r}, for which no attention was called; a forward pass "
@@ -138,11 +139,8 @@ class _Collector(_calls.Watcher):
         reordered = self._order.moved(layer, call, index, seen.key, seen.query.shape[-2])
         if self.layers is not None and not any([place.meets(layer, call, index) for place in self.layers]):
             return
-        heads = self.same_heads
-        for place, chosen in self.of_heads:
-            if place.meets(layer, call, index):
-                heads = chosen
-                break
+        fitting = [chosen for place, chosen in self.of_heads if place.meets(layer, call, index)]
+        heads = fitting[0] if fitting else self.same_heads
         record = AttentionRecord(layer=layer, call=call, index=index, shape=(), q_len=seen.query.shape[-2],
                                  reordered=reordered)
         self._fill(record, seen, heads)
@@ -154,11 +152,12 @@ class _Collector(_calls.Watcher):
         if heads is not None:
             operands, options = _chosen(operands, options, heads, record.layer)
         query, key, value = operands
-        if keep:
-            query, key = query.copy(), key.copy()       # a static cache is written again
         weights = AttentionWeights(query, key, **options)
         if self.rows is not None:
             weights = _some_rows(weights, self.rows)
+        if keep:
+            a = weights._a
+            a.query, a.key = a.query.copy(), a.key.copy()       # a static cache is written again
         if keep or self.functions:
             weights._check_operands()       # from now on its options must stay as they are in this call
         record.shape = weights.shape
@@ -204,15 +203,17 @@ class _Order(threading.local):
     """Whether the keys of a pass are those of the pass before, in their places: of the first numbers of each key."""
 
     def __init__(self) -> None:
-        self.keys: dict[tuple[str, int], torch.Tensor] = {}
+        self.keys: dict[tuple[str, int], np.ndarray] = {}
         self.found = False
 
     def moved(self, layer: str, call: int, index: int, key: torch.Tensor, new: int) -> bool:
         """Whether it was found so by now in this pass; `new` keys may differ in a cache that has room for more."""
         self.found &= index > 0
-        if type(key) is not torch.Tensor or key.ndim != 4 or key.shape[1] == 0:
+        try:
+            now = as_array(key)[:, 0, :, :2].copy()
+        except (ValueError, IndexError):        # no batch of sequences, or nothing that can be captured
             return self.found
-        before, now = self.keys.get((layer, call)), key[:, 0, :, :2].clone()
+        before = self.keys.get((layer, call))
         self.keys[layer, call] = now
         if before is not None and before.shape[0] == now.shape[0] and before.shape[1] <= now.shape[1] != new:
             differ = (before != now[:, :before.shape[1]]).any(-1).sum(-1)

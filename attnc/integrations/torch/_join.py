@@ -44,8 +44,10 @@ def join(records: Sequence[SimpleNamespace], beam_indices: ArrayLike | None) -> 
 def _check_steps(records: Sequence[SimpleNamespace]) -> None:
     for step, (before, after) in enumerate(pairwise(records), 1):
         same = before.shape[:-2] == after.shape[:-2] and vars(before).keys() == vars(after).keys()
-        grows = after.shape[-1] == before.shape[-1] + after.q_len
-        stays = after.shape[-1] == before.shape[-1] and not before.q_len == after.q_len == after.shape[-1] > 1
+        more = after.shape[-1] - before.shape[-1]
+        room = more > after.q_len and all(x.shape[-1] == after.shape[-1] for x in records[step:])   # of a static cache
+        grows = more == after.q_len or room
+        stays = more == 0 and not before.q_len == after.q_len == after.shape[-1] > 1
         if not (same and (grows or stays)):
             raise ValueError(f"step {step} of {before.layer!r}, {_said(after)}, does not continue the one before, "
                              f"{_said(before)}; wanted the same batch and heads, and the keys before with one for each "

@@ -1,0 +1,182 @@
+"""capture(): what it cannot see, and what is asked for that does not exist, is an error that says so."""
+# ruff: noqa: E402, F401, F811    (fixtures of capturing.py)
+
+import pytest
+
+pytestmark = pytest.mark.peers
+torch = pytest.importorskip("torch")
+pytest.importorskip("ml_dtypes")
+
+from capturing import (
+    HEADS,
+    PADDING,
+    WIDTH,
+    Attention,
+    restored,
+    two,
+    x,
+)
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.nn.functional import scaled_dot_product_attention as early
+
+from attnc.integrations.torch import Records, capture
+
+
+def test_what_is_asked_for_must_exist(x):
+    model = two()
+    for error, match, how in [
+            (ValueError, "what has 'columns'.*entropy", {"what": "columns"}),
+            (ValueError, r"what is \(\)", {"what": ()}),
+            (TypeError, "what has 3", {"what": ("entropy", 3)}),
+            (ValueError, "two functions of the name 'result'", {"what": (lambda w, c: 1, lambda w, c: 2)}),
+            (ValueError, "'shape', which a record uses", {"what": {"shape": lambda w, c: 1}}),
+            (ValueError, "'relevance', which a record uses", {"what": {"relevance": lambda w, c: 1}}),
+            (ValueError, "wanted functions by names", {"what": {"x": "entropy"}}),
+            (ValueError, "layers has 'cross'; no module", {"layers": "cross"}),
+            (ValueError, "heads has 'cross'; no module", {"heads": {"cross": [0]}}),
+            (ValueError, "layers has 2, for which no attention was called; .* 2 calls", {"layers": [0, 2]}),
+            (ValueError, r"layers has \('0', 1\)", {"layers": ("0", 1)}),
+            (ValueError, r"layers has 'project'", {"layers": "project"}),
+            (ValueError, "heads has 5", {"heads": {5: [0]}}),
+            (ValueError, "-1.*counted from 0", {"layers": -1}),
+            (ValueError, "wanted an index, a name", {"layers": [(0, 1)]}),
+            (TypeError, "float", {"layers": 0.5}),
+            (ValueError, "heads has 4; '0' has 4 heads", {"heads": 4}),
+            (ValueError, "heads has -1", {"heads": [-1]}),
+            (ValueError, "heads has 7; '1'", {"heads": {1: [7]}}),
+            (TypeError, "float", {"heads": [0.5]}),
+            (ValueError, "rows is 3", {"rows": 3}),
+            (ValueError, "step 1", {"rows": slice(None, None, 2)})]:
+        how.setdefault("what", "entropy")
+        with pytest.raises(error, match=match), capture(model, **how):
+            model(x)
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"), capture("model"):
+        pass
+
+
+def test_a_model_that_calls_no_attention(x):
+    for model in (nn.Linear(WIDTH, WIDTH), two()):
+        with pytest.raises(ValueError, match=f"{type(model).__name__} never called attention"), capture(model):
+            if not isinstance(model, nn.Sequential):
+                model(x)
+    with pytest.raises(KeyError, match="another error"), capture(two()):      # is not hidden
+        raise KeyError("another error")
+
+
+def test_a_function_that_raises_is_for_the_model_to_handle(x):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = two()
+
+        def forward(self, x):
+            try:
+                return self.layers(x)
+            except ZeroDivisionError:
+                return x
+
+    model = Model()
+    with capture(model, lambda weights, call: 1 / call.index) as records:
+        assert model(x) is x
+    assert len(records) == 0
+    with pytest.raises(ZeroDivisionError), capture(model.layers, lambda weights, call: 1 / call.index):
+        model.layers(x)
+
+
+@pytest.mark.parametrize("make, match", [
+    (lambda x: x.to("meta"), "device meta|without memory"),
+    (lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged), "nested tensor"),
+    (lambda x: FakeTensorMode().from_tensor(x), "without memory|FakeTensor")], ids=["device", "nested", "fake"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_are_not_plain(make, match, x):
+    class Model(nn.Module):
+        def forward(self, x):
+            x = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            return early(x, x, x)
+
+    model = Model()
+    with pytest.raises((ValueError, TypeError), match=f"capture cannot see.*({match})"), capture(model):
+        model(make(x))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_nested_tensors_of_an_encoder(x):
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 64, batch_first=True), 1).eval()
+    with torch.no_grad(), pytest.raises(ValueError, match=r"nested tensors.*enable_nested_tensor=False"), \
+            capture(model):
+        model(x, src_key_padding_mask=PADDING)
+    model.use_nested_tensor = False
+    with torch.no_grad(), capture(model) as records:
+        model(x, src_key_padding_mask=PADDING)
+    assert len(records) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit.*",
+                            "ignore::torch.jit.TracerWarning")
+def test_graphs(x):
+    class Method(Attention):
+        def __init__(self):
+            super().__init__()
+            self.forward = torch.compile(super().forward, backend="eager")
+
+    class Decorated(Attention):
+        forward = torch.compile(Attention.forward, backend="eager")
+
+    in_place = Attention()
+    in_place.compile(backend="eager")
+    plain = Attention()
+    for compiled in (torch.compile(Attention(), backend="eager"), in_place, Method(), Decorated()):
+        with pytest.raises(ValueError, match="1 is compiled"), capture(nn.Sequential(plain, compiled)):
+            pass
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 64, batch_first=True).eval()
+    for scripted in (torch.jit.trace(Attention(early), x), torch.jit.script(layer)):
+        with pytest.raises(ValueError, match=r"1.* is compiled by torch.jit"), capture(nn.Sequential(plain, scripted)):
+            pass
+    others = nn.Sequential(torch.jit.script(nn.Linear(WIDTH, WIDTH)), plain)
+    with capture(others, "entropy") as records:
+        others(x)
+    assert len(records) == 1
+
+
+def test_other_models_are_compiled_meanwhile(x):
+    model, other = two(), two()
+    torch._dynamo.reset()
+    compiled = torch.compile(other, backend="aot_eager", fullgraph=True)
+    with capture(model, "entropy") as records:
+        model(x)
+        torch.testing.assert_close(compiled(x), other(x))
+    torch.testing.assert_close(compiled(x), other(x))
+    assert len(records) == 2
+
+
+def test_a_multihead_attention_with_code_of_its_own(x):
+    class Own(nn.MultiheadAttention):
+        def forward(self, x):
+            return (x @ x.mT).softmax(-1) @ x
+
+    model = nn.Sequential(Attention(), Own(WIDTH, HEADS))
+    with pytest.raises(ValueError, match="cannot see the attention of '1', a MultiheadAttention"), capture(model):
+        model(x)
+
+
+def test_gradients_that_cannot_come(x):
+    model = two()
+    for what in ("grad_output", "relevance"):
+        with torch.no_grad(), pytest.raises(ValueError, match=r"'0' has no gradient.*no_grad"), capture(model, what):
+            model(x)
+    with capture(model, "relevance") as records:
+        model(x)
+    with pytest.raises(ValueError, match=r"no gradient has come to '0': call backward\(\)"):
+        records[0].relevance()
+    with capture(model, "weights") as records:
+        model(x)
+    with pytest.raises(ValueError, match=r"has no value.*relevance"):
+        records[0].relevance()
+
+
+def test_a_list_that_slices_as_one(x):
+    model = two()
+    with capture(model) as records:
+        model(x)
+    assert isinstance(records, list) and isinstance(records[:1], Records) and records[-1].layer == "1"
