@@ -13,17 +13,28 @@ import attnc
 import attnc.datasets
 from attnc._files import whole, write_text
 from attnc._views.source import Source
-from attnc._views.tokens import visible, visible_lines
+from attnc._views.tokens import address, visible, visible_lines
 from attnc.bench import cases, machine, parity, report, runner
 from attnc.bench.contenders import CONTENDERS
 from attnc.bench.report import chain
 
 ROUNDS, QUICK_ROUNDS = 9, 5
+EXAMPLES = """\
+one example each:
+  PROG info                                    for a bug report; --json for programs
+  PROG check                                   is attnc right on this machine? in seconds
+  PROG bench --quick                           how fast is it here? under a minute
+  PROG view weights.npz --html weights.html    a file of yours, as a page for the browser
+
+A file for view: numpy.savez("weights.npz", query=query, key=key, tokens=tokens)
+"""
 
 
 def _parser() -> argparse.ArgumentParser:
+    prog = "attnc" if Path(sys.argv[0]).stem == "attnc" else "python -m attnc"
     parser = argparse.ArgumentParser(
-        prog="attnc" if Path(sys.argv[0]).stem == "attnc" else "python -m attnc",
+        prog=prog, epilog=EXAMPLES.replace("PROG", prog),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Exact CPU attention: what is here, whether it is right on this machine, and how fast it is.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
     commands = parser.add_subparsers(dest="command")
@@ -166,7 +177,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _print_parity() -> int:
-    lines = parity.check()
+    with _Progress(parity.steps()) as progress:
+        lines = parity.check(progress)
     print(parity.show(lines))
     wrong = sum(not line.passed for line in lines)
     print(f"\nParity: {len(lines) - wrong} of {len(lines)} within tolerance" + (f", {wrong} FAIL" if wrong else ""))
@@ -212,12 +224,13 @@ def _view(options: argparse.Namespace) -> int:
                          columns=shutil.get_terminal_size().columns, ascii=not _writes(encoding, terminal.SIGNS))
     print(text.encode(encoding, "replace").decode(encoding))
     if options.html:
-        attnc.explorer(source, tokens, key_tokens=key_tokens, path=options.html, head=options.head, row=options.row,
-                       title=options.file.stem)
-        print(f"\n{visible(str(options.html))}: open it in a browser")
+        page = attnc.explorer(source, tokens, key_tokens=key_tokens, path=options.html, head=options.head,
+                              row=options.row, title=options.file.stem, progress=sys.stderr.isatty())
+        print(f"\n{visible(str(options.html))}: a page of all heads, {round(len(page.html.encode()) / 1000):,} kB; "
+              f"open {address(options.html)} in a browser")
     if options.plot:
         _plot(options, source, tokens, key_tokens)
-        print(f"\n{visible(str(options.plot))}: written")
+        print(f"\n{visible(str(options.plot))}: a figure; open {address(options.plot)}")
     return 0
 
 

@@ -41,6 +41,13 @@ def attention(
 ) -> Array | AttentionResult:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, row by row, without the matrix of weights.
 
+    The options, all off by default, go together in any number:
+
+    - which keys a row sees: `mask`, `key_mask`, `causal`, `window` (and `q_offset`), `q_segments` with `k_segments`,
+      `q_lengths` and `kv_lengths`;
+    - what is done to scores: `scale`, `softcap`, `bias`, `relative_bias`, `alibi_slopes`, `sinks`;
+    - what comes back, and how it is computed: `want`, `layout`, `out`, `num_threads`.
+
     Row ``i`` stands at position ``i + q_offset``, key ``j`` at ``j``. With ``causal=True`` a row sees the keys up to
     its own position; by default the last row sees the last key (bottom-right), here for 2 rows and 4 keys::
 

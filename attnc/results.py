@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+
+def _shown(arrays: Mapping[str, Any]) -> str:
+    """Name, shape and dtype of arrays, of torch's tensors too."""
+    return ", ".join(f"{name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for name, x in arrays.items())
 
 
 class AttentionResult:
@@ -24,7 +29,7 @@ class AttentionResult:
     Examples
     --------
     >>> AttentionResult(np.zeros((2, 8)), lse=np.zeros(2))
-    AttentionResult(output (2, 8), lse (2,))
+    AttentionResult(output (2, 8) float64, lse (2,) float64)
     >>> from attnc import attention
     >>> output, lse = attention(np.zeros((2, 8)), np.zeros((3, 8)), np.ones((3, 4)), want="lse")
     >>> output.shape, lse
@@ -47,15 +52,28 @@ class AttentionResult:
         return iter(vars(self).values())
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in vars(self).items())
-        return f"{type(self).__name__}({shapes})"
+        return f"{type(self).__name__}({_shown(vars(self))})"
 
 
 class TopKeys(NamedTuple):
-    """The largest weights of each row and their keys: arrays (..., q_len, k), from the largest down."""
+    """The largest weights of each row and their keys: arrays (..., q_len, k), from the largest down.
+
+    Examples
+    --------
+    >>> from attnc import AttentionWeights
+    >>> top = AttentionWeights(np.zeros((1, 2)), np.zeros((4, 2))).topk(2)
+    >>> top
+    TopKeys(weights (1, 2) float64, indices (1, 2) int64)
+    >>> weights, indices = top
+    >>> weights, indices
+    (array([[0.25, 0.25]]), array([[0, 1]]))
+    """
 
     weights: np.ndarray
     indices: np.ndarray
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({_shown(self._asdict())})"
 
 
 class WeightsSummary:
@@ -64,7 +82,7 @@ class WeightsSummary:
     Examples
     --------
     >>> WeightsSummary(entropy=np.zeros((2, 8)))
-    WeightsSummary(entropy (2, 8))
+    WeightsSummary(entropy (2, 8) float64)
     """
 
     def __init__(self, **found: np.ndarray | TopKeys) -> None:
@@ -72,8 +90,7 @@ class WeightsSummary:
 
     def __repr__(self) -> str:
         arrays = {name: x.weights if isinstance(x, TopKeys) else x for name, x in vars(self).items()}
-        shapes = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
-        return f"{type(self).__name__}({shapes})"
+        return f"{type(self).__name__}({_shown(arrays)})"
 
 
 class SparseWeights:
@@ -95,7 +112,7 @@ class SparseWeights:
     Examples
     --------
     >>> SparseWeights(np.array([0, 1]), np.array([2]), np.array([0.75]), np.array([0.25]), (1, 3))
-    SparseWeights((1, 3), 1 of 3 kept)
+    SparseWeights((1, 3) float64, 1 of 3 kept)
     """
 
     def __init__(self, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, dropped: np.ndarray,
@@ -110,7 +127,8 @@ class SparseWeights:
         return sparse.csr_array((self.data, self.indices, self.indptr), shape=shape)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.shape}, {len(self.data)} of {math.prod(self.shape)} kept)"
+        kept = f"{len(self.data)} of {math.prod(self.shape)} kept"
+        return f"{type(self).__name__}({self.shape} {self.data.dtype}, {kept})"
 
 
 class AttentionGradients:
@@ -127,7 +145,7 @@ class AttentionGradients:
     Examples
     --------
     >>> AttentionGradients(query=np.zeros((2, 8)), key=np.zeros((3, 8)))
-    AttentionGradients(query (2, 8), key (3, 8))
+    AttentionGradients(query (2, 8) float64, key (3, 8) float64)
     """
 
     query: np.ndarray

@@ -15,10 +15,10 @@ import numpy as np
 
 from .._checks import integer
 from .._files import write_text
-from .._types import ArrayLike, Bins, Head, Shape, Tokens
+from .._types import ArrayLike, Bins, Head, Progress, Shape, Tokens
 from .colours import ramp
 from .source import Source, check_row, load, pick, telling
-from .tokens import check_bins, check_tokens, shorten, visible
+from .tokens import address, check_bins, check_tokens, shorten, visible
 
 CODE_BITS = 24              # of a key and its weight together
 MAX_KEYS = 2**16            # leaves 8 bits for the weight
@@ -30,7 +30,8 @@ PERCENTILE = 99
 def explorer(
         weights: ArrayLike | Source, tokens: Tokens = None, *, key_tokens: Tokens = None,
         path: str | PathLike[str] | None = None, mask: ArrayLike | None = None, bins: Bins = None,
-        top: int | None = None, head: Head = None, row: int | None = None, title: str = "Attention weights") -> Page:
+        top: int | None = None, head: Head = None, row: int | None = None, title: str = "Attention weights",
+        progress: Progress = None) -> Page:
     """Make one self-contained HTML page in which weights can be looked at, head by head and row by row.
 
     An overview of all heads, ordered by layer or by a statistic; the pooled map of one; for the row under the pointer
@@ -63,11 +64,14 @@ def explorer(
         weight away from the first key stands out most.
     title : str
         Heading of the page.
+    progress : bool or function, optional
+        As in `AttentionWeights.topk`, for lazy weights.
 
     Returns
     -------
     Page
-        ``page.html`` is the text, ``page.save(path)`` writes it, and a notebook shows it.
+        ``page.html`` is the text, ``page.save(path)`` writes it, and a notebook shows it; printed, it says where it was
+        written and how to open it.
 
     Raises
     ------
@@ -104,7 +108,7 @@ def explorer(
     layer, head = (0, 0) if head is None else pick(source, head)
     row = None if row is None else check_row(source, row)
     same = bool(names and not key_names and q_len == kv_len)
-    summary = source.summary(bins, top)
+    summary = source.summary(bins, top, progress)
     if row is None:
         row = telling(summary[0][layer, head], q_len)
     data = _data(source, summary, bins, top, cross=key_names is not None)
@@ -127,15 +131,18 @@ class Page:
 
     def __init__(self, title: str, data: dict[str, Any], shape: Shape) -> None:
         self._shape, self._title = shape, f"{title}: {_counts(shape)}"
+        self._path: Path | None = None
         self.html = _page(title, self._title, data)
 
     def save(self, path: str | PathLike[str]) -> Path:
         """Write the page to `path`, whole or not at all, and return the path."""
         write_text(path, self.html)
-        return Path(path)
+        self._path = Path(path)
+        return self._path
 
     def __repr__(self) -> str:
-        return f"Page({_counts(self._shape)}: {round(len(self.html.encode()) / 1000):,} kB)"
+        written = f"; written, open {address(self._path)}" if self._path else ""
+        return f"Page({_counts(self._shape)}: {round(len(self.html.encode()) / 1000):,} kB{written})"
 
     def _repr_html_(self) -> str:
         return (f'<iframe srcdoc="{html.escape(self.html)}" title="{html.escape(self._title)}" '

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._types import ArrayLike, Reduced
+from .._types import ArrayLike, Progress, Reduced
 
 if TYPE_CHECKING:
     from ..weights import AttentionWeights
@@ -48,8 +48,8 @@ class Lazy:
     def map(self, bins: tuple[int, int], reduce: Reduced) -> np.ndarray:
         return self._seen(self.weights.map(bins, reduce=reduce), bins)
 
-    def summary(self, bins: tuple[int, int], k: int) -> tuple[np.ndarray, ...]:
-        found: Any = self.weights.summary(topk=k, entropy=True, mean_distance=True, map=bins)
+    def summary(self, bins: tuple[int, int], k: int, progress: Progress = None) -> tuple[np.ndarray, ...]:
+        found: Any = self.weights.summary(topk=k, entropy=True, mean_distance=True, map=bins, progress=progress)
         return (self._seen(found.map, bins), self._shaped(found.topk.weights), self._shaped(found.topk.indices),
                 self._shaped(found.entropy), self._shaped(found.mean_distance))
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from .._checks import integer
 from .._checks.arrays import as_array, describe
-from .._types import ArrayLike, Head, Reduced, Shape
+from .._types import ArrayLike, Head, Progress, Reduced, Shape
 from ..weights import AttentionWeights
+from ..weights._sweeps import Steps
 from .lazy import Lazy, missing, slack
 from .tokens import starts
 
@@ -167,7 +168,7 @@ class Dense:
         one.weights, one.allowed = (array[layer:layer + 1, head:head + 1] for array in (self.weights, self.allowed))
         return one
 
-    def summary(self, bins: tuple[int, int], k: int) -> tuple[np.ndarray, ...]:
+    def summary(self, bins: tuple[int, int], k: int, progress: Progress = None) -> tuple[np.ndarray, ...]:
         """All that a page shows of rows: map, top weights and keys, entropy, mean distance."""
         return self.map(bins, "mean"), *self.topk(k), self.entropy(), self.mean_distance()
 
@@ -235,8 +236,9 @@ class Stack:
             raise AttributeError(name)
         return lambda *arguments: np.concatenate([getattr(part, name)(*arguments) for part in self.parts])
 
-    def summary(self, bins: tuple[int, int], k: int) -> tuple[np.ndarray, ...]:
-        found = (part.summary(bins, k) for part in self.parts)
+    def summary(self, bins: tuple[int, int], k: int, progress: Progress = None) -> tuple[np.ndarray, ...]:
+        with Steps(progress, len(self.parts)) as steps:
+            found = [part.summary(bins, k, steps.part()) for part in self.parts]
         return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))
 
     def only(self, layer: int, head: int) -> Source:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
 
 import numpy as np
 
@@ -41,6 +43,11 @@ def visible(text: str) -> str:
 def _escaped(sign: str) -> str:
     hidden = (unicodedata.category(sign) in _HIDDEN and sign not in _DRAWN) or sign == _JOINER
     return sign.encode("unicode_escape").decode() if hidden else sign
+
+
+def address(path: str | PathLike[str]) -> str:
+    """The address of a file, which browsers and most terminals open."""
+    return Path(path).resolve().as_uri()
 
 
 def visible_lines(text: str) -> str:

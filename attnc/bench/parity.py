@@ -1,6 +1,6 @@
 """Is it right? Every public function against its NumPy twin, and every contender before it is timed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -71,12 +71,23 @@ def _inputs() -> Iterator[tuple[str, Arrays, Options]]:
     yield from _random_inputs()
 
 
-def check() -> list[Line]:
+def steps() -> int:
+    """How often `check` reports progress."""
+    return sum(1 for _ in _inputs())
+
+
+def check(progress: Callable[[str], None] | None = None) -> list[Line]:
     """Compare every public function with its twin on the shipped real inputs and on a few random cases.
 
-    What is beside the chain is compared where results accumulate in float32.
+    What is beside the chain is compared where results accumulate in float32. `progress` is called with the name of
+    each case that is done.
     """
-    return [line for case, arrays, options in _inputs() for line in _check_case(case, arrays, options)]
+    lines: list[Line] = []
+    for case, arrays, options in _inputs():
+        lines += _check_case(case, arrays, options)
+        if progress is not None:
+            progress(case)
+    return lines
 
 
 def _check_case(case: str, arrays: Arrays, options: Options) -> Iterator[Line]:

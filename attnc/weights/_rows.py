@@ -41,8 +41,9 @@ class RowStatistics(Held):
         Examples
         --------
         >>> from attnc import AttentionWeights
-        >>> AttentionWeights([[1.]], [[0.], [0.], [np.log(2.)]]).topk(2)
-        TopKeys(weights=array([[0.5 , 0.25]]), indices=array([[2, 0]]))
+        >>> weights, keys = AttentionWeights([[1.]], [[0.], [0.], [np.log(2.)]]).topk(2)
+        >>> weights, keys
+        (array([[0.5 , 0.25]]), array([[2, 0]]))
         """
         return self._topk(checks.check_k(k), progress)
 

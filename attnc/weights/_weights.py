@@ -218,7 +218,7 @@ k_segments, q_lengths, kv_lengths, layout, num_threads
         Examples
         --------
         >>> AttentionWeights(np.ones((3, 4)), np.ones((5, 4))).summary(topk=2, entropy=True, map=(1, 2))
-        WeightsSummary(topk (3, 2), entropy (3,), map (1, 2))
+        WeightsSummary(topk (3, 2) float64, entropy (3,) float64, map (1, 2) float64)
         """
         asked = dict(
             entropy=entropy or effective_keys, max=max, mean_position=mean_position, mean_distance=mean_distance)

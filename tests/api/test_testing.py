@@ -107,7 +107,7 @@ def test_case():
 
 def test_attention_result():
     result = AttentionResult(np.zeros((2, 8)), lse=np.zeros(2))
-    assert repr(result) == "AttentionResult(output (2, 8), lse (2,))"
+    assert repr(result) == "AttentionResult(output (2, 8) float64, lse (2,) float64)"
     assert not hasattr(result, "weights")
 
 

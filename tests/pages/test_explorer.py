@@ -156,11 +156,24 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "page.html"
     page = attnc.explorer(np.eye(2), path=path)
     assert path.read_text(encoding="utf-8") == page.html and isinstance(page, Page)
+    assert repr(page).endswith(f" kB; written, open {path.resolve().as_uri()})")
     monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
         attnc.explorer(np.eye(3), path=path)
     assert path.read_text(encoding="utf-8") == page.html
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_progress_goes_from_the_first_layer_to_the_last():
+    rng = np.random.default_rng(0)
+    layers = [attnc.AttentionWeights(*rng.standard_normal((2, 3, 40, 8))) for _ in range(4)]
+    told = []
+    page = attnc.explorer(layers, progress=lambda done, total: told.append(done / total))
+    assert told == sorted(told) and told[-1] == 1 and len(told) >= 4
+    assert page.html == attnc.explorer(layers).html
+    attnc.explorer(np.eye(3), progress=lambda done, total: told.append(2))       # dense weights: no work to report
+    with pytest.raises(TypeError, match="progress must be"):
+        attnc.explorer(layers, progress=3)
 
 
 @pytest.mark.parametrize(("options", "error", "text"), [

@@ -72,7 +72,7 @@ def test_view_shows_no_control_character_of_a_file(tmp_path, capsys):
         main(["view", *arguments])
         said += capsys.readouterr()
     text = "".join(said)
-    assert r"\x1b]52;c;" in text and "must hold weights" in text and r"\x1b[2J.html: open it" in text
+    assert r"\x1b]52;c;" in text and "must hold weights" in text and r"\x1b[2J.html: a page of all heads" in text
     assert {sign for sign in text if not sign.isprintable()} == {"\n"}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import attnc
-from attnc.__main__ import main
+from attnc.__main__ import _parser, main
 from attnc.bench import parity, report, runner
 
 
@@ -27,6 +28,12 @@ def test_check_passes_and_names_every_function(capsys):
     text = capsys.readouterr().out
     assert not [name for name in set(attnc.__all__) - parity.WITHOUT_NUMBERS if f"| {name}" not in text]
     assert "pass" in text and "FAIL" not in text
+
+
+def test_check_reports_each_case_that_is_done():
+    told = []
+    parity.check(told.append)
+    assert len(told) == len(set(told)) == parity.steps() > 4
 
 
 def test_check_covers_every_public_name_and_case():
@@ -170,7 +177,7 @@ def test_a_quick_look_takes_fewer_rounds(arguments, rounds, monkeypatch, capsys)
         raise runner.Failed("nothing is measured")
 
     monkeypatch.setattr(runner, "run", run)
-    monkeypatch.setattr(parity, "check", list)
+    monkeypatch.setattr(parity, "check", lambda progress: [])
     assert main(["bench", *arguments]) == 1 and asked["rounds"] == rounds
     assert "nothing is measured" in capsys.readouterr().err
 
@@ -201,6 +208,10 @@ def test_no_command_shows_the_help(capsys):
     text = capsys.readouterr().out
     assert text.startswith("usage: python -m attnc")
     assert all(f"    {name} " in text for name in ("info", "check", "bench", "view"))
+    shown = re.findall(r"^  python -m attnc (\w+)((?: [\w.-]+)*)  ", text, re.MULTILINE)     # an example a command
+    assert [name for name, _ in shown] == ["info", "check", "bench", "view"]
+    for name, options in shown:
+        _parser().parse_args([name, *options.split()])
 
 
 def test_version(capsys):
