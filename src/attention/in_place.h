@@ -79,7 +79,6 @@ static __attribute__((noinline)) void T(score_strips)(const int pairs, const Par
     const Array *a = &p->key;
     const ix depth = pairs ? p->head_dim / 2 : p->head_dim, bytes = p->head_dim * T(element_size)(a->dtype);
     Prefetch prefetch = prefetch_from(a, bytes, key + PREFETCH_BYTES / bytes * a->row);
-    prefetch.step = bytes / depth * LANES;
     for (ix r = 0; r < t->rows; r += T(STRIP)) {
         const REAL *q = P_(strips) + r * p->depth_stride;
         if (pairs) T(strip_scores)(1, q, k, row, depth, &prefetch, s + r * p->width, p->width);

@@ -10,13 +10,12 @@
 typedef struct {
     const char *at, *end;                /* the next line, and the end of its row */
     ix row, gap;                         /* from the start of a row to the next one, and from its end */
-    ix step;                             /* bytes of prefetch_step() */
     int half;                            /* prefetch half of what is used, because the rows of a step are used twice */
 } Prefetch;                              /* {0}: none */
 
 /* The rows of `bytes` bytes from `at` on. */
 static inline Prefetch prefetch_from(const Array *a, ix bytes, const char *at) {
-    return (Prefetch){.at = at, .end = at + bytes, .row = a->row, .gap = a->row - bytes, .step = 64};
+    return (Prefetch){.at = at, .end = at + bytes, .row = a->row, .gap = a->row - bytes};
 }
 
 /* The same, PREFETCH_BYTES ahead of row `at` of a block. Where two tall tiles use a step of rows one after the other,
@@ -39,13 +38,6 @@ static inline __attribute__((always_inline)) void prefetch_next(Prefetch *s, con
     if (bytes >= 64 || ((uintptr_t)s->at & 63) < (uintptr_t)bytes)
         for (int i = 0; i < bytes; i += 64) __builtin_prefetch(s->at + i);
     prefetch_advance(s, bytes);
-}
-
-/* Prefetch one line, and move on by `step`. */
-static inline __attribute__((always_inline)) void prefetch_step(Prefetch *s) {
-    if (!s->end) return;
-    __builtin_prefetch(s->at);
-    prefetch_advance(s, s->step);
 }
 
 /* Prefetch the lines of `bytes` bytes from `at` on, to be read or, with `write`, to be written. */

@@ -31,9 +31,9 @@ INLINE void T(rank1_lanes)(const int pairs, const char *x, ix x_step, const char
     Prefetch near = *prefetch;
     UNROLL for (int i = 0; i < LANES; i++)
         UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++) sum[i][v] = V(set1)(0);
-    for (ix k = 0; k < n; k++, x += x_step, b += along, b8 += along) {
+    for (const char *end = b + n * along; b != end; x += x_step, b += along, b8 += along) {
         VEC strip[T(STRIP_VECTORS)];
-        prefetch_step(&near);
+        prefetch_next(&near, 64);
         UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++) {
             strip[v] = V(loadu)((const REAL *)x + v * LANES);
             if (largest) *largest = V(max)((VEC)((VINT)strip[v] & MAGNITUDE), *largest);
