@@ -113,14 +113,14 @@ lint: $(VENV)/with-lint  ## style of Python, Cython and C, spelling, types, and 
 
 docs: $(VENV)/with-test $(VENV)/with-peers $(VENV)/with-minilm $(VENV)/with-e5 $(VENV)/with-models $(VENV)/with-docs  ## the site, in build/docs: runs every example of the gallery, warnings are errors; EXAMPLES=NAME runs one
 	$(SAY) "the site: examples run, names and links are followed (minutes)"
-	rm -rf build/docs
+	rm -rf build/docs docs/api/generated
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m sphinx --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
 	$(PY) docs/links.py build/docs
 	@echo "build/docs/index.html"
 
 clean:  ## remove everything that was made, .venv too
 	rm -rf $(VENV) build dist attnc.egg-info attnc/*.so .pytest_cache .ruff_cache .hypothesis
-	rm -rf docs/auto_gallery docs/api/generated docs/api/backreferences docs/sg_execution_times.rst
+	rm -rf docs/auto_gallery docs/how/figures docs/api/generated docs/api/backreferences docs/sg_execution_times.rst
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/made-$(VERSION):

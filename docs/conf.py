@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import attnc
@@ -142,5 +142,14 @@ def is_foreign(app, what, name, obj, skip, options):
     return True if not module.startswith("attnc") else None
 
 
+def draw_figures(app):
+    """The figures of the pages on how it works, which are not committed."""
+    spec = spec_from_file_location("drawings", HERE / "how" / "drawings.py")
+    drawings = module_from_spec(spec)
+    spec.loader.exec_module(drawings)
+    drawings.draw(HERE / "how" / "figures")
+
+
 def setup(app):
     app.connect("autodoc-skip-member", is_foreign)
+    app.connect("builder-inited", draw_figures)

@@ -40,9 +40,7 @@ def attention_backward(
 
     Examples
     --------
-    >>> from typing import Any
-
-import numpy as np
+    >>> import numpy as np
     >>> from attnc.reference import attention
     >>> query, key, value = np.array([[0.]]), np.array([[1.], [-1.]]), np.array([[3.], [5.]])
     >>> result = attention(query, key, value, want="lse")
@@ -197,9 +195,7 @@ def log_softmax_backward(
 
     Examples
     --------
-    >>> from typing import Any
-
-import numpy as np
+    >>> import numpy as np
     >>> log_softmax_backward([1., 0.], np.log([0.5, 0.5]))
     array([ 0.5, -0.5])
     """

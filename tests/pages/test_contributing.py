@@ -89,3 +89,14 @@ def test_the_map_names_every_file_of_the_package_and_its_sources():
     there = [path.name for folder in ("attnc", "src") for kind in ("py", "pyx", "pxi", "h")
              for path in (ROOT / folder).rglob(f"*.{kind}")]
     assert sorted(named) == sorted(there)
+
+
+def test_the_page_on_adding_an_option_names_files_and_functions_that_are_there():
+    text = (ROOT / "docs" / "how" / "add-an-option.md").read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = list(places(text))
+    assert len(found) >= 8
+    for token in re.findall(r"`([\w./]+/[\w./]+)`", text):
+        assert (ROOT / token).exists(), token
+    for name, file in found:
+        assert file is not None and defined(name, file), f"{name}() is not in {file}"

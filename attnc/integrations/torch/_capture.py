@@ -42,7 +42,7 @@ def capture(model: torch.nn.Module, what: What = ("topk", "key_mass", "entropy",
         ``"effective_keys"``, ``"max"``, ``"argmax"``, ``"mean_position"``, ``"mean_distance"``, ``"key_max"``,
         ``"lse"``. ``"weights"``, the lazy object itself, which holds copies of query and key; ``"value"``, a copy of
         the values; ``"grad_output"``, the gradient of the attention's output, which ``backward()`` of a loss brings,
-        added up as `Tensor.grad` is, None until then; ``"relevance"``, all three, for `AttentionRecord.relevance`.
+        added up as `Tensor.grad` is, None until then; ``"relevance"``, all three, for ``AttentionRecord.relevance``.
         A function ``f(weights, call)`` gets the lazy weights and the record as it is by then; what it gives is in the
         record under the function's name, or as `result` where that is no identifier, as of a lambda.
     layers : index, name, (name, call) or a list of them, optional
