@@ -14,7 +14,7 @@ from .results import AttentionGradients, AttentionResult
 from .softmax import log_softmax, softmax
 from .states import AttentionState, merge_states
 from .threads import get_num_threads, set_num_threads, threads
-from .varlen import attention_varlen
+from .varlen import attention_varlen, attention_varlen_backward, attention_weights_varlen
 from .weights import AttentionWeights, rollout
 
 if TYPE_CHECKING:       # made when they are asked for, see __getattr__
@@ -35,7 +35,9 @@ __all__ = [
     "attention_backward",
     "attention_scores",
     "attention_varlen",
+    "attention_varlen_backward",
     "attention_weights",
+    "attention_weights_varlen",
     "explorer",
     "get_num_threads",
     "isa",

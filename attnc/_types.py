@@ -21,6 +21,7 @@ Window: TypeAlias = tuple[int | None, int | None]
 
 _Result: TypeAlias = Literal["lse", "weights", "scores", "entropy", "max", "argmax"]
 Wanted: TypeAlias = _Result | tuple[_Result, *tuple[_Result, ...]]
+Ragged: TypeAlias = Sequence[ArrayLike | None]       # one array for each packed sequence
 _Lse: TypeAlias = Literal["lse"]
 Lse: TypeAlias = _Lse | tuple[_Lse, *tuple[_Lse, ...]]
 _Gradient: TypeAlias = Literal["query", "key", "value", "bias", "relative_bias", "sinks"]
@@ -43,8 +44,8 @@ State = TypeVar("State", bound=tuple[ArrayLike, ArrayLike] | list[Any])      # a
 Folded = TypeVar("Folded")
 
 
-class VarlenOptions(TypedDict, total=False):
-    """What attention_varlen takes besides its inputs, `want` and `out`: the rest of an overload."""
+class SharedOptions(TypedDict, total=False):
+    """Options that mean the same over packed tokens and over arrays with batch axes."""
 
     causal: bool
     window: Window | None
@@ -55,7 +56,19 @@ class VarlenOptions(TypedDict, total=False):
     num_threads: int | None
 
 
-class CacheOptions(VarlenOptions, total=False):
+class VarlenOptions(SharedOptions, total=False):
+    """What attention_varlen takes besides its inputs, `want` and `out`: the rest of an overload."""
+
+    mask: Ragged | None
+    key_mask: ArrayLike | None
+    bias: Ragged | None
+    relative_bias: Ragged | None
+    q_offset: ArrayLike | None
+    q_segments: ArrayLike | None
+    k_segments: ArrayLike | None
+
+
+class CacheOptions(SharedOptions, total=False):
     """What KVCache.attend takes besides its query, `want` and `out`."""
 
     mask: ArrayLike | None

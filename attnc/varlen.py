@@ -1,17 +1,23 @@
-"""Attention of packed sequences: sequences of like size share a call of the kernels, which finds each by its start."""
+"""Attention of packed sequences, its weights and its gradients: calls of the kernels for one or many sequences."""
 
 from __future__ import annotations
 
 import copy
-from typing import Never, Unpack, overload
+from typing import Any, Never, Unpack, cast, overload
 
 import numpy as np
 
 from . import _call, _isa
-from ._checks import VarlenArgs, varlen_args
+from ._checks import VarlenArgs, varlen_args, varlen_backward_args
 from ._checks.spellings import hides_unknown, unexpected
-from ._types import Array, ArrayLike, Lse, VarlenOptions, Window
-from .results import AttentionResult
+from ._checks.varlen import OF_TOKENS, RAGGED
+from ._types import Array, ArrayLike, Gradient, Ragged, VarlenOptions, Wanted, Window
+from .attention import attention
+from .backward import attention_backward
+from .results import AttentionGradients, AttentionResult
+from .weights import AttentionWeights
+
+RAGGED_RESULTS = ("weights", "scores")          # a list of one array a sequence
 
 
 @overload
@@ -23,15 +29,18 @@ def attention_varlen(
 @overload
 def attention_varlen(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
-        want: Lse, out: Array | None = ..., **options: Unpack[VarlenOptions]) -> AttentionResult: ...
+        want: Wanted, out: Array | None = ..., **options: Unpack[VarlenOptions]) -> AttentionResult: ...
 
 
 @hides_unknown
 def attention_varlen(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
-        causal: bool = False, window: Window | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, want: Lse | tuple[()] = (),
-        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
+        mask: Ragged | None = None, key_mask: ArrayLike | None = None, bias: Ragged | None = None,
+        relative_bias: Ragged | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, want: Wanted | tuple[()] = (), out: Array | None = None,
+        num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
     """Attention of many sequences packed one after another, of any lengths, without padding.
 
     Sequence ``i`` has the query rows ``cu_seqlens_q[i]`` to ``cu_seqlens_q[i + 1]`` and the keys from
@@ -46,12 +55,19 @@ def attention_varlen(
     cu_seqlens_q, cu_seqlens_k : int array (sequences + 1,)
         Running sum of the lengths: 0, then the end of each sequence, the last one the number of tokens. A sequence may
         have no rows or no keys.
+    mask, bias, relative_bias : list of arrays, optional
+        One for each sequence, as `attention` takes it for that sequence alone, or None.
+    key_mask, q_segments, k_segments : array (kv_tokens,), (q_tokens,) and (kv_tokens,), optional
+        As in `attention`, over the packed tokens.
     causal, window, scale, softcap, sinks
         As in `attention`. In each sequence the last row stands at the last key.
+    q_offset : int or int array (sequences,), optional
+        Position of the first row of each sequence; by default its number of keys less its number of rows.
     alibi_slopes : float array (q_heads,) or (sequences, q_heads), optional
         As in `attention`.
     want : name or tuple of names
-        ``"lse"`` (q_heads, q_tokens) or nothing.
+        As in `attention`: ``"lse"``, ``"entropy"``, ``"max"`` and ``"argmax"`` are (q_heads, q_tokens), ``"weights"``
+        and ``"scores"`` a list with an array (q_heads, rows, keys) for each sequence.
     out : array (q_tokens, q_heads, value_dim), optional
         Receives the output: exact shape and dtype, no memory shared with an input.
     num_threads : int, optional
@@ -76,17 +92,143 @@ def attention_varlen(
     >>> value = np.array([2., 4., 7.]).reshape(3, 1, 1)
     >>> attention_varlen(query, key, value, [0, 1, 3], [0, 2, 3]).ravel()
     array([3., 7., 7.])
+
+    Notes
+    -----
+    Without arrays of one sequence alone and with no more than the lse wanted, sequences of like size share a call of
+    the kernels; else each has its own.
     """
     if unknown:
         unexpected(attention_varlen, unknown)
-    v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, causal=causal, window=window, scale=scale,
-                    softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, want=want, out=out,
-                    num_threads=num_threads)
+    v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, mask=mask, key_mask=key_mask, bias=bias,
+                    relative_bias=relative_bias, causal=causal, window=window, q_offset=q_offset, scale=scale,
+                    softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+                    k_segments=k_segments, want=want, out=out, num_threads=num_threads)
     output = np.empty(v.args.out_shape, v.args.dtype) if out is None else out
+    if v.own.keys() & {*RAGGED, *OF_TOKENS} or set(v.args.want) - {"lse"}:
+        return _one_by_one(v, query, key, value, output)
     lse = np.empty(v.args.lse_shape, v.args.acc) if v.args.want else None
     for sequences in alike(v):
         _run(v, sequences, output.swapaxes(0, 1), lse)
     return output if lse is None else AttentionResult(output, lse=lse)
+
+
+def _one_by_one(v: VarlenArgs, query: ArrayLike, key: ArrayLike, value: ArrayLike,
+                output: np.ndarray) -> Array | AttentionResult:
+    """A call for each sequence."""
+    a, wanted = v.args, cast(Any, v.args.want)
+    query, key, value = map(np.asarray, (query, key, value))
+    found: dict[str, Any] = {name: [] if name in RAGGED_RESULTS else np.empty(
+        a.lse_shape, np.int64 if name == "argmax" else a.acc) for name in a.want}
+    for i in range(len(v.q_lengths)):
+        rows, keys = v.rows(i), v.keys(i)
+        one = attention(query[rows], key[keys], value[keys], **v.options_of(i), want=wanted, out=output[rows])
+        for name, whole in found.items():
+            if name in RAGGED_RESULTS:
+                whole.append(getattr(one, name))
+            else:
+                whole[:, rows] = getattr(one, name)
+    return AttentionResult(output, **found) if a.want else output
+
+
+def attention_weights_varlen(
+        query: ArrayLike, key: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike,
+        **options: Unpack[VarlenOptions]) -> list[AttentionWeights]:
+    """The weights of each sequence of packed tokens, as lazy objects over the tokens in place.
+
+    Parameters
+    ----------
+    query : array (q_tokens, q_heads, head_dim)
+    key : array (kv_tokens, kv_heads, head_dim)
+    cu_seqlens_q, cu_seqlens_k : int array (sequences + 1,)
+        As in `attention_varlen`.
+    **options
+        Those of `attention_varlen`.
+
+    Returns
+    -------
+    list of AttentionWeights
+        One for each sequence, of shape (q_heads, rows, keys).
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attention_varlen`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> W = attention_weights_varlen(np.zeros((3, 1, 4)), np.zeros((3, 1, 4)), [0, 1, 3], [0, 2, 3])
+    >>> W[0].dense()
+    array([[[0.5, 0.5]]])
+    """
+    v = varlen_args(query, key, None, cu_seqlens_q, cu_seqlens_k, has_value=False, **options)
+    query, key = np.asarray(query), np.asarray(key)
+    return [AttentionWeights(query[v.rows(i)], key[v.keys(i)], **v.options_of(i)) for i in range(len(v.q_lengths))]
+
+
+def attention_varlen_backward(
+        grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
+        cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *, want: Gradient = ("query", "key", "value"),
+        grad_lse: ArrayLike | None = None, **options: Unpack[VarlenOptions]) -> AttentionGradients:
+    """Gradients of `attention_varlen` from its inputs, its output and its lse; each sequence as if it were alone.
+
+    Parameters
+    ----------
+    grad_output : array (q_tokens, q_heads, value_dim)
+        Gradient of what the output was used for.
+    query, key, value, cu_seqlens_q, cu_seqlens_k
+        As they went into `attention_varlen`.
+    output, lse : array (q_tokens, q_heads, value_dim) and (q_heads, q_tokens)
+        What ``attention_varlen(..., want="lse")`` gave.
+    want : name or tuple of names
+        As in `attention_backward`.
+    grad_lse : float array (q_heads, q_tokens), optional
+        Gradient of what the lse was used for.
+    **options
+        Those of `attention_varlen`, as they went in.
+
+    Returns
+    -------
+    AttentionGradients
+        Those of query, key, value and sinks of the shape of the argument; those of `bias` and `relative_bias` a list
+        with one array for each sequence.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong dtype or a wrong shape or value, naming the argument.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> query, key, value = np.zeros((2, 1, 1)), np.array([1., -1., 5.])[:, None, None], np.ones((3, 1, 1))
+    >>> bounds = [0, 1, 2], [0, 2, 3]
+    >>> output, lse = attention_varlen(query, key, value, *bounds, want="lse")
+    >>> grad = np.ones((2, 1, 1))
+    >>> attention_varlen_backward(grad, query, key, value, output, lse, *bounds, want="value").value.ravel()
+    array([0.5, 0.5, 1. ])
+    """
+    v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, **options)
+    b = varlen_backward_args(v, grad_output, output, lse, grad_lse, want)
+    query, key, value = map(np.asarray, (query, key, value))
+    parts = []
+    for i in range(len(v.q_lengths)):
+        rows, keys = v.rows(i), v.keys(i)
+        parts.append(attention_backward(
+            b.grad_output[rows], query[rows], key[keys], value[keys], b.output[rows], b.lse[:, rows],
+            **v.options_of(i), want=b.want_of(i), grad_lse=None if b.grad_lse is None else b.grad_lse[:, rows]))
+    given = {"query": query, "key": key, "value": value}
+    found: dict[str, Any] = {}
+    for name in b.want:
+        pieces: list[Any] = [getattr(part, name, None) for part in parts]
+        if name in RAGGED:
+            found[name] = pieces
+        elif name == "sinks":
+            found[name] = sum(pieces, start=np.zeros_like(v.args.sinks))
+        else:
+            found[name] = np.concatenate([given[name][:0], *pieces])
+    return AttentionGradients(**found)
 
 
 def alike(v: VarlenArgs) -> list[list[int]]:
@@ -111,5 +253,7 @@ def _run(v: VarlenArgs, sequences: list[int], output: np.ndarray, lse: np.ndarra
     a.q_len, a.kv_len = int(a.q_lengths.max()), int(a.kv_lengths.max())
     if a.alibi_slopes is not None and a.alibi_slopes.ndim == 2:
         a.alibi_slopes = a.alibi_slopes[sequences]
+    if isinstance(a.q_offset, np.ndarray):
+        a.q_offset = a.q_offset[sequences]
     _call.run("attend", a, value=a.value, out=output, lse=lse, q_starts=v.q_starts[sequences],
               k_starts=v.k_starts[sequences])

@@ -148,7 +148,7 @@ def some_option(name, random, batch, heads, q_len, kv_len):
 
 def of_distances(random, full, shape):
     """A relative bias that forbids some distances, some axes before the last of length 1 or left out."""
-    shape = *shape[:-2], full[-2] + full[-1] - 1
+    shape = *shape[:-2], max(full[-2] + full[-1] - 1, 0)
     return np.where(random.random(shape) < 0.2, -np.inf, random.standard_normal(shape))
 
 

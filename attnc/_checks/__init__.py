@@ -7,7 +7,7 @@ from .options import check_lse
 from .scalars import check_num_threads, integer
 from .stages import SoftmaxArgs, WeightedSumArgs, align_args, softmax_args, weighted_sum_args
 from .states import states_args
-from .varlen import VarlenArgs, varlen_args
+from .varlen import VarlenArgs, varlen_args, varlen_backward_args
 
 __all__ = [
     "OPTIONS",
@@ -34,5 +34,6 @@ __all__ = [
     "states_args",
     "truncate_args",
     "varlen_args",
+    "varlen_backward_args",
     "weighted_sum_args",
 ]

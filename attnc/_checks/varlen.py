@@ -1,49 +1,146 @@
-"""Check the arguments of attention_varlen: packed tokens, and where each of their sequences starts and ends."""
+"""Check the arguments over packed tokens: where each sequence starts and ends, and what belongs to it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .arrays import as_array
-from .attention import Args, attention_args
-from .options import check_alibi_slopes, integers
+from .arrays import as_array, check_fits, float_array
+from .attention import OPTIONS, Args, attention_args
+from .backward import GRADIENTS
+from .options import bools, check_alibi_slopes, integers
+from .scalars import MAX_OFFSET, check_want
+
+RAGGED = ("mask", "bias", "relative_bias")                     # options of which each sequence has its own array
+OF_TOKENS = {"key_mask": 1, "q_segments": 0, "k_segments": 1}   # options over packed tokens: 0 of queries, 1 of keys
 
 
 @dataclass(slots=True)
 class VarlenArgs:
-    """Arguments of the tokens as one sequence, and the first row and the length of each sequence (int64)."""
+    """Arguments of the tokens as one sequence, and the first row and the length of each sequence (int64).
+
+    `options` are those of `attention` that all sequences share, `own` those that each has for itself.
+    """
 
     args: Args
     q_starts: np.ndarray
     k_starts: np.ndarray
     q_lengths: np.ndarray
     kv_lengths: np.ndarray
+    options: dict[str, Any]
+    own: dict[str, Any]
+
+    def rows(self, i: int) -> slice:
+        """The packed rows of sequence i."""
+        return slice(int(self.q_starts[i]), int(self.q_starts[i] + self.q_lengths[i]))
+
+    def keys(self, i: int) -> slice:
+        """The packed keys of sequence i."""
+        return slice(int(self.k_starts[i]), int(self.k_starts[i] + self.kv_lengths[i]))
+
+    def options_of(self, i: int) -> dict[str, Any]:
+        """The options of `attention` for sequence i alone, whose tokens are (length, heads, dim)."""
+        own = {name: x[i] for name, x in self.own.items() if name not in OF_TOKENS}
+        own |= {name: x[self.keys(i) if OF_TOKENS[name] else self.rows(i)] for name, x in self.own.items()
+                if name in OF_TOKENS}
+        return {**self.options, **own, "layout": "bnhd"}
 
 
 def varlen_args(
-        query: object, key: object, value: object, cu_seqlens_q: object, cu_seqlens_k: object, *, alibi_slopes: object,
-        want: object, **options: Any) -> VarlenArgs:
-    """Check everything; the slopes may have one row per sequence."""
-    for name, x in (("query", query), ("key", key), ("value", value)):
+        query: object, key: object, value: object, cu_seqlens_q: object, cu_seqlens_k: object, *,
+        has_value: bool = True, alibi_slopes: object = None, q_offset: object = None, want: object = (),
+        out: object = None, num_threads: object = None, **options: Any) -> VarlenArgs:
+    """Check everything; slopes and offsets may have one row per sequence."""
+    for name, x in (("query", query), ("key", key), ("value", value))[:3 if has_value else 2]:
         x = as_array(name, x)
         if x.ndim != 3:
             raise ValueError(f"{name} has {x.ndim} axes, shape {x.shape}; wanted (tokens, heads, dim)")
-    a = attention_args(query, key, value, layout="bnhd", want=want, **options)
-    for name in a.want:
-        if name != "lse":
-            raise ValueError(f"want={name!r} has no shape for sequences of several lengths; wanted 'lse' or nothing: "
-                             "attention gives it for one sequence at a time")
+    for name in options.keys() - set(OPTIONS) | options.keys() & {"q_lengths", "kv_lengths", "layout"}:
+        raise TypeError(f"packed tokens have no option {name!r}")
+    given = {name: x for name, x in options.items() if name in (*RAGGED, *OF_TOKENS) and x is not None}
+    options = {name: x for name, x in options.items() if name not in (*RAGGED, *OF_TOKENS)}
+    a = attention_args(query, key, value, layout="bnhd", want=want, out=out, num_threads=num_threads, **options)
     q_starts, q_lengths = _sequences("cu_seqlens_q", cu_seqlens_q, a.q_len, "query")
     k_starts, kv_lengths = _sequences("cu_seqlens_k", cu_seqlens_k, a.kv_len, "key")
     if len(q_lengths) != len(kv_lengths):
         raise ValueError(f"cu_seqlens_q bounds {len(q_lengths)} sequences, cu_seqlens_k {len(kv_lengths)}; "
                          "wanted equally many")
+    count = len(q_lengths)
     if alibi_slopes is not None:
-        a.alibi_slopes = check_alibi_slopes(alibi_slopes, a, (len(q_lengths),))
-    return VarlenArgs(a, q_starts, k_starts, q_lengths, kv_lengths)
+        a.alibi_slopes = check_alibi_slopes(alibi_slopes, a, (count,))
+        (options if a.alibi_slopes.ndim == 1 else given)["alibi_slopes"] = a.alibi_slopes
+    if q_offset is not None:
+        offsets = integers("q_offset", q_offset, -MAX_OFFSET, MAX_OFFSET)
+        check_fits("q_offset", offsets.shape, (count,), "an integer or (sequences,)")
+        a.q_offset = offsets if offsets.ndim else int(offsets)
+        given["q_offset"] = np.broadcast_to(offsets, (count,)).tolist()
+    tokens = a.q_len, a.kv_len
+    for name in given.keys() & OF_TOKENS.keys():
+        x = bools(name, given[name], "attend", "a 0/1 mask is key_mask.astype(bool)") if name == "key_mask" \
+            else integers(name, given[name])
+        of = OF_TOKENS[name]
+        check_fits(name, x.shape, (tokens[of],), ("(q_tokens,)", "(kv_tokens,)")[of], exact=1)
+        given[name] = x
+    for name in given.keys() & set(RAGGED):
+        x = given[name]
+        if isinstance(x, np.ndarray) or not isinstance(x, Sequence) or len(x) != count:
+            came = f"{len(x)}" if isinstance(x, list | tuple) else type(x).__name__
+            raise (ValueError if isinstance(x, list | tuple) else TypeError)(
+                f"{name} must be a list of one array (or None) for each of the {count} sequences, got {came}")
+    v = VarlenArgs(a, q_starts, k_starts, q_lengths, kv_lengths, {**options, "num_threads": num_threads}, given)
+    _check_each(v, query, key)
+    return v
+
+
+def _check_each(v: VarlenArgs, query: object, key: object) -> None:
+    """Raise, naming the sequence, where an option does not fit it."""
+    if not v.own.keys() & {*RAGGED, *OF_TOKENS}:
+        return
+    query, key = as_array("query", query), as_array("key", key)
+    for i in range(len(v.q_lengths)):
+        try:
+            attention_args(query[v.rows(i)], key[v.keys(i)], None, **v.options_of(i))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"sequence {i}: {error}") from None
+
+
+@dataclass(slots=True)
+class VarlenBackwardArgs:
+    """Checked arguments of attention_varlen_backward beside those of attention_varlen."""
+
+    grad_output: np.ndarray
+    output: np.ndarray
+    lse: np.ndarray
+    grad_lse: np.ndarray | None
+    want: Any
+    own: dict[str, Any]
+
+    def want_of(self, i: int) -> Any:
+        """The gradients that sequence i has: no bias where it was given none."""
+        return tuple(name for name in self.want if name not in self.own or self.own[name][i] is not None)
+
+
+def varlen_backward_args(v: VarlenArgs, grad_output: object, output: object, lse: object, grad_lse: object,
+                         want: object) -> VarlenBackwardArgs:
+    """Check what is of rows against the packed tokens, and that what is wanted was given."""
+    a, names = v.args, check_want(want, GRADIENTS)
+    if not names:
+        raise ValueError(f"want is empty; wanted at least one name out of {GRADIENTS}")
+    for name in names:
+        if name not in ("query", "key", "value") and name not in v.own and v.options.get(name) is None:
+            raise ValueError(f"want has {name!r}, but no {name} was given")
+    found: dict[str, Any] = {"grad_output": float_array("grad_output", grad_output),
+                             "output": float_array("output", output), "lse": float_array("lse", lse),
+                             "grad_lse": None if grad_lse is None else float_array("grad_lse", grad_lse)}
+    for name, x in found.items():
+        shape, of = (a.out_shape, "the shape of the output") if name.endswith("output") else (
+            a.lse_shape, "(q_heads, q_tokens)")
+        if x is not None:
+            check_fits(name, x.shape, shape, of, exact=len(shape))
+    return VarlenBackwardArgs(**found, want=names, own={name: x for name, x in v.own.items() if name in RAGGED})
 
 
 def _sequences(name: str, bounds: object, tokens: int, packed: str) -> tuple[np.ndarray, np.ndarray]:

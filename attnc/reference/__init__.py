@@ -13,7 +13,7 @@ from ._cache import KVCache
 from ._scores import attention_scores
 from ._softmax import log_softmax, softmax
 from ._states import merge_states
-from ._varlen import attention_varlen
+from ._varlen import attention_varlen, attention_varlen_backward, attention_weights_varlen
 from ._weights import AttentionWeights, rollout
 
 __all__ = [
@@ -25,7 +25,9 @@ __all__ = [
     "attention_backward",
     "attention_scores",
     "attention_varlen",
+    "attention_varlen_backward",
     "attention_weights",
+    "attention_weights_varlen",
     "log_softmax",
     "log_softmax_backward",
     "merge_states",

@@ -1,16 +1,18 @@
-"""Attention of packed sequences: one sequence after another."""
+"""Attention of packed sequences, its weights and gradients: one sequence after another."""
 
 from __future__ import annotations
 
-from typing import Never, Unpack, overload
+from typing import Any, Never, Unpack, cast, overload
 
 import numpy as np
 
-from .._checks import varlen_args
+from .._checks import Args, varlen_args, varlen_backward_args
 from .._checks.spellings import hides_unknown, unexpected
-from .._types import Array, ArrayLike, Lse, VarlenOptions, Window
-from ..results import AttentionResult
+from .._types import Array, ArrayLike, Gradient, Ragged, VarlenOptions, Wanted, Window
+from ..results import AttentionGradients, AttentionResult
 from ._attention import attention
+from ._backward import attention_backward
+from ._weights import AttentionWeights
 
 
 @overload
@@ -22,15 +24,18 @@ def attention_varlen(
 @overload
 def attention_varlen(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
-        want: Lse, out: Array | None = ..., **options: Unpack[VarlenOptions]) -> AttentionResult: ...
+        want: Wanted, out: Array | None = ..., **options: Unpack[VarlenOptions]) -> AttentionResult: ...
 
 
 @hides_unknown
 def attention_varlen(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
-        causal: bool = False, window: Window | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, want: Lse | tuple[()] = (),
-        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
+        mask: Ragged | None = None, key_mask: ArrayLike | None = None, bias: Ragged | None = None,
+        relative_bias: Ragged | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, want: Wanted | tuple[()] = (), out: Array | None = None,
+        num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
     """`attention` of each sequence of packed tokens: the definition of `attnc.attention_varlen`.
 
     Parameters, results and errors are those of `attnc.attention_varlen`.
@@ -43,17 +48,59 @@ def attention_varlen(
     """
     if unknown:
         unexpected(attention_varlen, unknown)
-    v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, causal=causal, window=window, scale=scale,
-                    softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, want=want, out=out,
-                    num_threads=num_threads)
-    a, values = v.args, np.asarray(v.args.value)
+    v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, mask=mask, key_mask=key_mask, bias=bias,
+                    relative_bias=relative_bias, causal=causal, window=window, q_offset=q_offset, scale=scale,
+                    softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+                    k_segments=k_segments, want=want, out=out, num_threads=num_threads)
+    a, (query, key, value) = v.args, map(np.asarray, (query, key, value))
     output = np.empty(a.out_shape, a.dtype) if out is None else out
-    lse = np.empty(a.lse_shape, a.acc)
+    found: dict[str, list[np.ndarray]] = {name: [] for name in a.want}
     for i in range(len(v.q_lengths)):
-        rows = slice(v.q_starts[i], v.q_starts[i] + v.q_lengths[i])
-        keys = slice(v.k_starts[i], v.k_starts[i] + v.kv_lengths[i])
-        slopes = a.alibi_slopes if a.alibi_slopes is None or a.alibi_slopes.ndim == 1 else a.alibi_slopes[i]
-        found = attention(a.query[:, rows], a.key[:, keys], values[:, keys], causal=a.causal, window=a.window,
-                          scale=a.scale, softcap=a.softcap, alibi_slopes=slopes, sinks=a.sinks, want="lse")
-        output[rows], lse[:, rows] = found.output.swapaxes(0, 1), found.lse
-    return AttentionResult(output, lse=lse) if a.want else output
+        rows, keys = v.rows(i), v.keys(i)
+        one = attention(query[rows], key[keys], value[keys], **v.options_of(i), want=cast(Any, (*a.want, "lse")))
+        output[rows] = one.output
+        for name, pieces in found.items():
+            pieces.append(getattr(one, name))
+    wanted: dict[str, Any] = {name: pieces if name in ("weights", "scores") else _joined(pieces, a, name)
+                              for name, pieces in found.items()}
+    return AttentionResult(output, **wanted) if a.want else output
+
+
+def _joined(pieces: list[np.ndarray], a: Args, name: str) -> np.ndarray:
+    """Statements about the rows of all sequences, (q_heads, q_tokens)."""
+    return np.concatenate([np.empty((a.q_heads, 0), np.int64 if name == "argmax" else a.acc), *pieces], axis=-1)
+
+
+def attention_weights_varlen(query: ArrayLike, key: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike,
+                             **options: Unpack[VarlenOptions]) -> list[AttentionWeights]:
+    """The weights of each sequence of packed tokens: the definition of `attnc.attention_weights_varlen`."""
+    v = varlen_args(query, key, None, cu_seqlens_q, cu_seqlens_k, has_value=False, **options)
+    query, key = np.asarray(query), np.asarray(key)
+    return [AttentionWeights(query[v.rows(i)], key[v.keys(i)], **v.options_of(i)) for i in range(len(v.q_lengths))]
+
+
+def attention_varlen_backward(
+        grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
+        cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *, want: Gradient = ("query", "key", "value"),
+        grad_lse: ArrayLike | None = None, **options: Unpack[VarlenOptions]) -> AttentionGradients:
+    """Gradients of each sequence of packed tokens: the definition of `attnc.attention_varlen_backward`."""
+    v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, **options)
+    b = varlen_backward_args(v, grad_output, output, lse, grad_lse, want)
+    query, key, value = arrays = [np.asarray(x) for x in (query, key, value)]
+    total: dict[str, Any] = {name: np.zeros(x.shape, x.dtype if x.dtype.kind not in "biu" else np.float64)
+                             for name, x in zip(("query", "key", "value"), arrays, strict=True) if name in b.want}
+    total |= {name: [] for name in b.want if name in v.own}
+    total |= {"sinks": np.zeros_like(v.args.sinks)} if "sinks" in b.want else {}
+    for i in range(len(v.q_lengths)):
+        rows, keys = v.rows(i), v.keys(i)
+        one = attention_backward(
+            b.grad_output[rows], query[rows], key[keys], value[keys], b.output[rows], b.lse[:, rows],
+            **v.options_of(i), want=b.want_of(i), grad_lse=None if b.grad_lse is None else b.grad_lse[:, rows])
+        for name, gradient in total.items():
+            if name in v.own:
+                gradient.append(getattr(one, name, None))
+            elif name == "sinks":
+                total[name] = gradient + one.sinks
+            else:
+                gradient[rows if name == "query" else keys] = getattr(one, name)
+    return AttentionGradients(**{name: total[name] for name in b.want})
