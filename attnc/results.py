@@ -10,8 +10,10 @@ import numpy as np
 
 
 def _shown(arrays: Mapping[str, Any]) -> str:
-    """Name, shape and dtype of arrays, of torch's tensors too."""
-    return ", ".join(f"{name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for name, x in arrays.items())
+    """Name, shape and dtype of arrays, of torch's tensors too; of lists their length."""
+    return ", ".join(
+        f"{name} [{len(x)} arrays]" if isinstance(x, list)
+        else f"{name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for name, x in arrays.items())
 
 
 class AttentionResult:

@@ -9,6 +9,7 @@ import numpy as np
 
 from . import _call, _isa
 from ._checks import VarlenArgs, varlen_args, varlen_backward_args
+from ._checks.arrays import float_array
 from ._checks.spellings import hides_unknown, unexpected
 from ._checks.varlen import OF_TOKENS, RAGGED
 from ._types import Array, ArrayLike, Gradient, Ragged, VarlenOptions, Wanted, Window
@@ -209,6 +210,7 @@ def attention_varlen_backward(
     >>> attention_varlen_backward(grad, query, key, value, output, lse, *bounds, want="value").value.ravel()
     array([0.5, 0.5, 1. ])
     """
+    grad_output = float_array("grad_output", grad_output)
     v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, **options)
     b = varlen_backward_args(v, grad_output, output, lse, grad_lse, want)
     query, key, value = map(np.asarray, (query, key, value))

@@ -7,6 +7,7 @@ from typing import Any, Never, Unpack, cast, overload
 import numpy as np
 
 from .._checks import Args, varlen_args, varlen_backward_args
+from .._checks.arrays import float_array
 from .._checks.spellings import hides_unknown, unexpected
 from .._types import Array, ArrayLike, Gradient, Ragged, VarlenOptions, Wanted, Window
 from ..results import AttentionGradients, AttentionResult
@@ -84,6 +85,7 @@ def attention_varlen_backward(
         cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *, want: Gradient = ("query", "key", "value"),
         grad_lse: ArrayLike | None = None, **options: Unpack[VarlenOptions]) -> AttentionGradients:
     """Gradients of each sequence of packed tokens: the definition of `attnc.attention_varlen_backward`."""
+    grad_output = float_array("grad_output", grad_output)
     v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, **options)
     b = varlen_backward_args(v, grad_output, output, lse, grad_lse, want)
     query, key, value = arrays = [np.asarray(x) for x in (query, key, value)]

@@ -27,14 +27,15 @@ def test_every_function_has_a_twin_with_its_signature(name):
     assert fast == twin
 
 
-CHOICES = {"layout": "bhnd", "stage": "masked", "residual": 0.5, "medfilt": 7}     # what can not be off
+CHOICES = {"layout": "bhnd", "stage": "masked", "residual": 0.5, "medfilt": 7, "max_distance": 128,
+           "bidirectional": True}     # what can not be off
 
 
 @pytest.mark.parametrize("name", TWINS)
 def test_off_is_none_or_false(name):
     for parameter in inspect.signature(getattr(attnc, name)).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            if (name, parameter.name) == ("attention_backward", "want"):     # a gradient of nothing is no use
+            if parameter.name == "want" and name.endswith("_backward"):     # a gradient of nothing is no use
                 continue
             off = (None, False, ()) if parameter.name not in CHOICES else (CHOICES[parameter.name],)
             assert parameter.default in off or parameter.default is inspect.Parameter.empty, parameter
@@ -128,9 +129,11 @@ MAY_IMPORT = {
     "masks": {"_checks"},
     "_lock": set(),
     "results": set(),
-    "reference": {"_checks", "_lock", "masks", "reference", "results"},
+    "reference": {"_checks", "_lock", "masks", "reference", "relative", "results"},
     "_isa": {"_cpu"},
     "align": {"_checks", "_cpu"},
+    "relative": {"_checks"},
+    "varlen": {*FAST, "backward", "weights"},
     "threads": {"_checks", "_isa"},
     "_call": {"_checks", "_isa", "threads"},
     "config": {"_cpu", "_isa", "threads"},

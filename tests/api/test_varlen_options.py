@@ -57,7 +57,7 @@ def test_every_option_and_result(isa, module, name, dtype, seed):
     given, own = option(name, random, *MIXED)
     want = ("lse", "entropy", "argmax", "weights", "scores", "max")
     got = module.attention_varlen(*arrays, want=want, **given)
-    assert tuple(vars(got)) == ("output", *want)
+    assert tuple(vars(got)) == ("output", *want) and "weights [7 arrays]" in repr(got)
     wanted = list(alone(module.attention, arrays, own, want=want))
     assert_same_bits(got.output, np.concatenate([one.output for one in wanted]))
     for part in want:

@@ -19,9 +19,9 @@ from ..._checks import attention_args
 if TYPE_CHECKING:
     from ..._checks import Args
 
-# The axes that the last axes of an option stand for; what comes before them are batch axes.
-AXES = {"mask": "hij", "bias": "hij", "key_mask": "j", "alibi_slopes": "h", "sinks": "h", "q_segments": "i",
-        "k_segments": "j", "q_lengths": "", "kv_lengths": "", "q_offset": ""}
+# The axes that the last axes of an option stand for (d: distance of row and key); what comes before are batch axes.
+AXES = {"mask": "hij", "bias": "hij", "relative_bias": "hd", "key_mask": "j", "alibi_slopes": "h", "sinks": "h",
+        "q_segments": "i", "k_segments": "j", "q_lengths": "", "kv_lengths": "", "q_offset": ""}
 LENGTHS = ("q_lengths", "kv_lengths", "q_offset")    # what decides which blocks there are
 POSITIONS = ("causal", "window", "alibi_slopes")    # what needs to know where a row stands
 
@@ -127,7 +127,9 @@ class Grid:
     def part(self, batch: Sequence[Block], head: Block, rows: Block, keys: Block) -> dict[str, Any]:
         """The options of a pair of blocks, in whose own places they are written."""
         found = {name: option for name, option in self.options.items() if name not in AXES}
-        within = {"h": self.q_heads(head), "i": rows.places, "j": keys.places}
+        zero = self.args.q_len - 1      # the distance 0 of a relative bias
+        within = {"h": self.q_heads(head), "i": rows.places, "j": keys.places,
+                  "d": slice(zero + keys.start - rows.stop + 1, zero + keys.stop - rows.start)}
         for name, option in self.options.items():
             if name in AXES and name not in LENGTHS:
                 found[name] = _cut_option(option, AXES[name], within, batch)
