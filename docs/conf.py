@@ -1,6 +1,7 @@
 """How Sphinx builds the site: `make docs`, without network, every warning an error."""
 
 import os
+import re
 import threading
 import time
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -142,6 +143,28 @@ def is_foreign(app, what, name, obj, skip, options):
     return True if not module.startswith("attnc") else None
 
 
+def see_also():
+    """For each public name of attnc the names to look at next: its definition, and its section of the reference."""
+    text, found = (HERE / "api" / "index.md").read_text(encoding="utf-8"), {}
+    for section in re.split("^## ", text, flags=re.MULTILINE):
+        names = re.findall(r"^   ([\w.]+)$", section, flags=re.MULTILINE)
+        for at, name in enumerate(names):
+            near = [other for other in names[max(0, at - 3):at + 4] if other != name]
+            twin = [f"reference.{name}"] if name in attnc.reference.__all__ else []
+            found[f"attnc.{name}"] = [f"attnc.{other}" for other in twin + near]
+    return found
+
+
+SEE_ALSO = see_also()
+
+
+def add_see_also(app, what, name, obj, options, lines):
+    """The section "See Also" of what a page is about, for numpydoc, which comes next."""
+    page = Path(app.env.docname).name
+    if page in SEE_ALSO and name.rpartition(".")[2] == page.rpartition(".")[2] and what != "attribute":
+        lines += ["", "See Also", "--------", *SEE_ALSO[page]]
+
+
 def draw_figures(app):
     """The figures of the pages on how it works, which are not committed."""
     spec = spec_from_file_location("drawings", HERE / "how" / "drawings.py")
@@ -152,4 +175,5 @@ def draw_figures(app):
 
 def setup(app):
     app.connect("autodoc-skip-member", is_foreign)
+    app.connect("autodoc-process-docstring", add_see_also, priority=400)
     app.connect("builder-inited", draw_figures)

@@ -36,6 +36,12 @@ class Capture:
         How much it does so in `head`: the attention weights summed over `columns`, averaged over `rows`.
     source : str
         Model, package, licences, and how sentence, layer and head were chosen.
+
+    Examples
+    --------
+    >>> data = load("turkish")
+    >>> data.query.shape, data.tokens[data.rows[0]], data.tokens[data.columns[0]]
+    ((12, 11, 32), '▁onu', '▁kitabı')
     """
 
     name: str

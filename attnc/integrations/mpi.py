@@ -84,7 +84,29 @@ def pieces(length: int, size: int, order: str = "contiguous") -> list[list[Piece
 
 
 def scatter(comm: MPI.Comm, array: np.ndarray, order: str = "contiguous", axis: int = -2) -> np.ndarray:
-    """This rank's part of an array that every rank has, along `axis`."""
+    """This rank's part of an array that every rank has, along `axis`.
+
+    Parameters
+    ----------
+    comm : mpi4py communicator
+    array : array
+        The whole, the same on every rank.
+    order : {"contiguous", "zigzag"}
+        As in `pieces`.
+    axis : int
+        The axis of the sequence.
+
+    Returns
+    -------
+    array
+        A copy of the pieces that this rank holds, one after another.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI
+    >>> scatter(MPI.COMM_SELF, np.arange(4), axis=0)       # a single rank has everything
+    array([0, 1, 2, 3])
+    """
     own = pieces(array.shape[axis], comm.size, order)[comm.rank]
     return np.concatenate([np.take(array, range(piece.start, piece.stop), axis) for piece in own], axis)
 

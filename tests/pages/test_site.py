@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 
@@ -47,12 +48,34 @@ def test_every_public_name_has_a_page():
     assert public <= set(LISTED), public - set(LISTED)
 
 
+def without_example(names):
+    """Those of `names` whose docstring shows no example."""
+    found = []
+    for name in names:
+        folder, _, attribute = f"attnc.{name}".rpartition(".")
+        if ">>>" not in (inspect.getdoc(getattr(importlib.import_module(folder), attribute)) or ""):
+            found.append(name)
+    return found
+
+
+MADE_BY_CAPTURE = {f"integrations.torch.{name}" for name in ("AttentionRecord", "Records")}     # which shows them
+
+
+def test_every_page_of_the_reference_has_an_example():
+    assert not without_example([name for name in LISTED if not name.startswith("integrations.")])
+    assert without_example(["attention", "config.version"]) == ["config.version"]
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("module", INTEGRATIONS)
 def test_every_public_name_of_an_adapter_has_a_page(module):
     found = importlib.import_module(f"attnc.integrations.{module}")
-    names = {f"integrations.{module}.{name}" for name in found.__all__ if callable(getattr(found, name))}
+    torch = importlib.import_module("attnc.integrations.torch")      # what others take from it has one page
+    names = {f"integrations.{module}.{name}" for name in found.__all__ if callable(getattr(found, name))
+             and (module == "torch" or getattr(torch, name, None) is not getattr(found, name))}
     assert names <= set(LISTED), names - set(LISTED)
+    assert not without_example([name for name in LISTED if name.split(".")[1:2] == [module]
+                                and name not in MADE_BY_CAPTURE])
 
 
 def test_a_broken_link_and_a_picture_without_words_are_found(tmp_path):

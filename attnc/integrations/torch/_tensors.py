@@ -22,7 +22,22 @@ _FOREIGN = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.d
 
 
 def as_array(x: Any) -> Any:
-    """The memory of a dense tensor on the CPU as an array; what is no tensor as it is."""
+    """The memory of a dense tensor on the CPU as an array; what is no tensor as it is.
+
+    Parameters
+    ----------
+    x : torch.Tensor, or anything else
+
+    Raises
+    ------
+    ValueError
+        For a tensor that is on another device, sparse, nested or quantised.
+
+    Examples
+    --------
+    >>> as_array(torch.ones(2)), as_array([1, 2])
+    (array([1., 1.], dtype=float32), [1, 2])
+    """
     if not isinstance(x, torch.Tensor):
         return x
     if why := why_not(x):
@@ -45,7 +60,17 @@ def array(x: torch.Tensor) -> np.ndarray:
 
 
 def as_tensor(x: np.ndarray) -> torch.Tensor:
-    """The memory of an array as a tensor."""
+    """The memory of an array as a tensor, bfloat16 among its dtypes.
+
+    Parameters
+    ----------
+    x : array
+
+    Examples
+    --------
+    >>> as_tensor(as_array(torch.ones(2, dtype=torch.bfloat16)))
+    tensor([1., 1.], dtype=torch.bfloat16)
+    """
     if x.dtype.kind == "V":
         return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(x)
