@@ -1,5 +1,7 @@
 """dask arrays in any chunks: the result in one piece, to rounding; on one thread and on processes that may die."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -204,19 +206,22 @@ def test_a_worker_that_is_killed_half_way_costs_no_result(seed):
     arrays = inputs(seed, 96, 96)
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
                                   host="127.0.0.1") as cluster, distributed.Client(cluster) as client:
-        slow = [x.map_blocks(_slowly, dtype=x.dtype) for x in chunked(arrays, ((2, 4, 8, 8), (2, 2, 8, 8)))]
-        future = client.compute(attention(*slow, causal=True))
+        held = [x.map_blocks(_one_then_wait, dtype=x.dtype) for x in chunked(arrays, ((2, 4, 8, 8), (2, 2, 8, 8)))]
+        future = client.compute(attention(*held, causal=True))
         victim = next(iter(cluster.workers.values()))
-        address = victim.worker_address
+        address, deadline = victim.worker_address, time.monotonic() + 60
         while not client.run(lambda dask_worker: len(dask_worker.data), workers=[address])[address]:
-            pass
+            assert time.monotonic() < deadline, "the worker has computed nothing"
         victim.process.process.kill()
+        distributed.Event("killed", client).set()
         got = future.result(timeout=90)
     np.testing.assert_allclose(got, attnc.attention(*arrays, causal=True), atol=1e-6)
 
 
-def _slowly(block):
-    import time
-
-    time.sleep(0.05)
+def _one_then_wait(block):
+    """The block; each worker gives its first at once, the others after one has been killed."""
+    worker = distributed.get_worker()
+    if getattr(worker, "has_one", False):
+        distributed.Event("killed").wait(60)
+    worker.has_one = True
     return block

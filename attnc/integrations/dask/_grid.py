@@ -86,19 +86,15 @@ class Grid:
         self.kv_length = np.asarray(a.kv_len if a.kv_lengths is None else a.kv_lengths)
         self.offset = np.asarray(self.kv_length - self.q_length if a.q_offset is None else a.q_offset)
 
-    @property
-    def group(self) -> int:
-        return self.args.q_heads // self.args.kv_heads if self.args.kv_heads else 1
-
     def row_blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[Block, ...], Block, Block]]:
         """Every block of rows: its place, the sizes of the axes before the length, and where it lies."""
         for batch, head, rows in product(product(*self.batch), self.heads, self.rows):
             place = (*(block.number for block in batch), head.number, rows.number)
-            yield place, (*(block.size for block in batch), head.size * self.group), batch, head, rows
+            yield place, (*(block.size for block in batch), head.size * self.args.heads_per_kv), batch, head, rows
 
     def q_heads(self, head: Block) -> slice:
         """The query heads that read a block of kv heads."""
-        return slice(head.start * self.group, head.stop * self.group)
+        return slice(head.start * self.args.heads_per_kv, head.stop * self.args.heads_per_kv)
 
     def cut(self, array: da.Array, batch: Sequence[Block], heads: slice | None, length: Block) -> da.Array:
         """The block of an input; batch axes of length 1 serve all."""
@@ -180,13 +176,14 @@ def _fitting(arrays: list[da.Array], a: Args) -> list[da.Array]:
     for axis in range(lead):
         found = [x.chunks[axis - lead + x.ndim - 3] for x in arrays if x.ndim - 3 >= lead - axis]
         chunks[axis] = max(found, key=lambda sizes: (sum(sizes), len(sizes)))
-    group = a.q_heads // a.kv_heads if a.kv_heads else 1
+    heads_per_kv = a.heads_per_kv
     heads = arrays[0].chunks[-3]
-    heads = tuple(size // group for size in heads) if all(size % group == 0 for size in heads) else arrays[1].chunks[-3]
+    whole = all(size % heads_per_kv == 0 for size in heads)
+    heads = tuple(size // heads_per_kv for size in heads) if whole else arrays[1].chunks[-3]
     fitted = []
     for n, x in enumerate(arrays):
         own = tuple(chunks[lead - (x.ndim - 3) + axis] if x.shape[axis] != 1 else (1,) for axis in range(x.ndim - 3))
         length = x.chunks[-2] if n < 2 else arrays[1].chunks[-2]
-        own_heads = tuple(size * group for size in heads) if n == 0 else heads
+        own_heads = tuple(size * heads_per_kv for size in heads) if n == 0 else heads
         fitted.append(x.rechunk((*own, own_heads, length, (x.shape[-1],))))
     return fitted

@@ -61,7 +61,7 @@ class AttentionWeights:
         grid = self._grid
         blocks = [*grid.batch, grid.heads, grid.rows, grid.keys]
         sizes = [max((block.size for block in axis), default=0) for axis in blocks]
-        sizes[-3] *= grid.group
+        sizes[-3] *= grid.args.heads_per_kv
         chunks = tuple(sizes[-2:] if grid.args.two_d else sizes)
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name}, chunksize={chunks})"
 
