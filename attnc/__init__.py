@@ -17,49 +17,24 @@ from .threads import get_num_threads, set_num_threads, threads
 from .varlen import attention_varlen, attention_varlen_backward, attention_weights_varlen
 from .weights import AttentionWeights, rollout
 
-if TYPE_CHECKING:       # made when they are asked for, see __getattr__
+if TYPE_CHECKING:       # imported on first access, see __getattr__
     from . import datasets, integrations, plot, reference, testing  # noqa: F401
     from ._views.explorer import explorer
 
     __version__: str
 
-__all__ = [
-    "AttentionGradients",
-    "AttentionResult",
-    "AttentionState",
-    "AttentionWeights",
-    "KVCache",
-    "alibi_slopes",
-    "align",
-    "attention",
-    "attention_backward",
-    "attention_scores",
-    "attention_varlen",
-    "attention_varlen_backward",
-    "attention_weights",
-    "attention_weights_varlen",
-    "explorer",
-    "get_num_threads",
-    "isa",
-    "log_softmax",
-    "log_softmax_backward",
-    "merge_states",
-    "rollout",
-    "set_num_threads",
-    "show_config",
-    "softmax",
-    "softmax_backward",
-    "t5_relative_bias",
-    "t5_relative_bias_backward",
-    "threads",
-    "weighted_sum",
-]
+__all__ = ["AttentionGradients", "AttentionResult", "AttentionState", "AttentionWeights", "KVCache", "alibi_slopes",
+           "align", "attention", "attention_backward", "attention_scores", "attention_varlen",
+           "attention_varlen_backward", "attention_weights", "attention_weights_varlen", "explorer",
+           "get_num_threads", "isa", "log_softmax", "log_softmax_backward", "merge_states", "rollout",
+           "set_num_threads", "show_config", "softmax", "softmax_backward", "t5_relative_bias",
+           "t5_relative_bias_backward", "threads", "weighted_sum"]
 
-_MODULES = ("datasets", "integrations", "plot", "reference", "testing")     # imported when they are asked for
+_MODULES = ("datasets", "integrations", "plot", "reference", "testing")     # imported on first access
 
 if not TYPE_CHECKING:       # a type checker would take any name for one of these
     def __getattr__(name: str):
-        if name == "explorer":      # pictures, and all that they import, come when they are asked for
+        if name == "explorer":      # pictures, and what they import, on first access
             from ._views.explorer import explorer
 
             return explorer

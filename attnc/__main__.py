@@ -104,7 +104,7 @@ def _positive(text: str) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and give its exit status.
 
-    0 is well, 1 is wrong or slower, 2 is a bad request, 130 Ctrl-C, 141 a reader of the output that went away.
+    0 is success, 1 wrong or slower, 2 a bad request, 130 Ctrl-C, 141 a closed pipe.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:      # closed before Python started, as by ``>&-``
@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             return _run(sys.argv[1:] if arguments is None else arguments)
         finally:
-            sys.stdout.flush()      # here, where an error of it can be met
+            sys.stdout.flush()      # here, where its error is handled
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())      # for what Python still flushes at its end
         return 141

@@ -1,4 +1,4 @@
-"""The one way into the kernels: checked arguments, and by name the arrays that a call reads or writes beside them."""
+"""Entry to the kernels: checked arguments and, by name, the arrays that a call reads or writes besides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._types import Array, ArrayLike, Report, Shape
 from .threads import resolve
 
 Operands: TypeAlias = tuple[Any, ...]   # of a softmax: the arrays x, out, where and y; the last two may be None
-COPIED = 1 << 22        # elements that NumPy copies in one piece, in milliseconds: it does not look for signals
+COPIED = 1 << 22        # elements that NumPy copies at a time, in milliseconds: a copy handles no signals
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +89,7 @@ def run_rows(arrays: Operands, a: SoftmaxArgs | SoftmaxBackwardArgs, logarithm: 
 
 
 def _rows_last(arrays: Operands, axes: Shape) -> Operands:
-    """The axes of a sum as the last one, joined if there are several; without any each element is its own row."""
+    """Moves the summed axes last and joins them; without any, each element is a row of its own."""
     if not axes:
         return tuple([None if array is None else array[..., None] for array in arrays])
     if len(axes) > 1:
@@ -99,7 +99,7 @@ def _rows_last(arrays: Operands, axes: Shape) -> Operands:
 
 
 def _neighbours_last(arrays: Operands) -> Operands:
-    """The order of rows that the kernels like: where a row's elements lie apart, rows that are neighbours are last."""
+    """Moves adjacent rows next to the row axis, where rows are strided: the kernels read them together."""
     x = arrays[0]
     if x.strides[-1] == x.itemsize or x.itemsize not in x.strides[:-2]:
         return arrays
@@ -108,7 +108,7 @@ def _neighbours_last(arrays: Operands) -> Operands:
 
 
 def _joined(array: np.ndarray, axes: Shape) -> np.ndarray:
-    """The axes moved to the end and joined into one, as a view where the strides allow it."""
+    """Moves the axes last and joins them into one, as a view where the strides allow it."""
     moved = np.moveaxis(array, axes, range(-len(axes), 0))
     first = moved.ndim - len(axes)
     joined = *moved.shape[:first], int(np.prod(moved.shape[first:]))
@@ -134,5 +134,5 @@ def _copy(target: np.ndarray, source: np.ndarray) -> None:
 
 
 def code(dtype: np.dtype) -> int:
-    """The kernels' number of an accumulation dtype."""
+    """Number by which the kernels know an accumulation dtype."""
     return 1 if dtype.char == "d" else 0

@@ -36,7 +36,7 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     try:
         folder = tempfile.TemporaryDirectory(prefix=".attnc-", dir=target.parent)
-    except OSError as error:        # it names the folder, of which the caller knows nothing
+    except OSError as error:        # the error names the temporary folder
         raise OSError(error.errno, error.strerror, str(path)) from None
     with folder:
         part = Path(folder.name, path.name)

@@ -22,7 +22,7 @@ class Config(dict[str, Any]):
 
 def version() -> str:
     """The version of the installed distribution; "unknown" if the package is used without being installed."""
-    import importlib.metadata  # slow, and needed by few
+    import importlib.metadata  # slow to import, and rarely needed
 
     try:
         return importlib.metadata.version("attnc")

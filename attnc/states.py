@@ -142,7 +142,7 @@ class AttentionState(Locked):
         options: dict[str, Any] = dict(sinks=sinks, causal=causal, window=window, scale=scale, softcap=softcap,
                        alibi_slopes=alibi_slopes, layout=layout, num_threads=num_threads)
         query = float_array("query", query)
-        a = attention_args(query, query, None, q_offset=q_offset, **options)  # no option fits keys: any will do
+        a = attention_args(query, query, None, q_offset=q_offset, **options)  # for the keys: no option depends on them
         if q_offset is None and (a.causal or a.window is not None or a.alibi_slopes is not None):
             raise ValueError("q_offset is None; wanted the position of the first query row among all keys, which "
                              "causal, window and alibi_slopes need: the number of keys is not known yet")

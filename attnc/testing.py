@@ -149,7 +149,7 @@ def exact_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, **option
 
 
 def tolerance(exact: ArrayLike, honest: ArrayLike, *, scale: float = 1.0, eps_dtype: DTypeLike | None = None) -> float:
-    """How far from `exact` a result may be: twice as far as the honest twin is, and 4 eps of the numbers at work.
+    """Largest error that a result may have: twice that of the honest twin, plus 4 eps of the numbers at work.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def tolerance(exact: ArrayLike, honest: ArrayLike, *, scale: float = 1.0, eps_dt
     """
     exact, honest = np.asarray(exact), np.asarray(honest)
     errors = _errors(honest, exact)
-    largest = errors.max(initial=0.0, where=np.isfinite(errors))  # a wrong NaN of the twin earns nobody any slack
+    largest = errors.max(initial=0.0, where=np.isfinite(errors))  # a wrong NaN of the twin widens no tolerance
     return float(2 * largest + 4 * _eps(honest.dtype if eps_dtype is None else np.dtype(eps_dtype)) * scale)
 
 
@@ -237,7 +237,7 @@ def assert_within(
         raise AssertionError(f"{name} has shape {got.shape}, wanted {exact.shape}")
     limit = tolerance(exact, honest, scale=scale, eps_dtype=eps_dtype)
     errors = _errors(got, exact)
-    wrong = int(np.count_nonzero(~(errors <= limit)))  # so that nothing is within a tolerance that is NaN
+    wrong = int(np.count_nonzero(~(errors <= limit)))  # with a NaN tolerance all are wrong
     if wrong:
         worst = tuple(int(i) for i in np.unravel_index(errors.argmax(), errors.shape))
         raise AssertionError(f"{name}{list(worst)} is {got[worst]!s}, wanted {exact[worst]!s}: error "

@@ -236,13 +236,13 @@ def attention_varlen_backward(
 def alike(v: VarlenArgs) -> list[list[int]]:
     """Sequences with rows, in groups for one call each: of one path, within a factor of four in rows and in keys, so
     that short ones do not pay for long ones; those with most work first, which balances the threads."""
-    group = v.args.q_heads // v.args.kv_heads if v.args.kv_heads else 1
     code = _call.code(v.args.acc)
     groups: dict[tuple[int, ...], list[int]] = {}
     q_lengths, kv_lengths = v.q_lengths.tolist(), v.kv_lengths.tolist()
     for i in np.argsort(-v.q_lengths * v.kv_lengths, kind="stable").tolist():
         if q_lengths[i]:
-            path = _isa.kernels.path_class(code, q_lengths[i] * group)     # a sequence keeps the bits that it has alone
+            # A sequence keeps the bits that it has alone.
+            path = _isa.kernels.path_class(code, q_lengths[i] * v.args.heads_per_kv)
             kind = path, q_lengths[i].bit_length() // 2, kv_lengths[i].bit_length() // 2
             groups.setdefault(kind, []).append(i)
     return list(groups.values())

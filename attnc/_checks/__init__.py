@@ -9,31 +9,8 @@ from .stages import SoftmaxArgs, WeightedSumArgs, align_args, softmax_args, weig
 from .states import states_args
 from .varlen import VarlenArgs, varlen_args, varlen_backward_args
 
-__all__ = [
-    "OPTIONS",
-    "Args",
-    "BackwardArgs",
-    "SoftmaxArgs",
-    "SoftmaxBackwardArgs",
-    "VarlenArgs",
-    "WeightedSumArgs",
-    "align_args",
-    "append_args",
-    "attention_args",
-    "backward_args",
-    "cache_sizes",
-    "check_attend",
-    "check_cache_want",
-    "check_lse",
-    "check_num_threads",
-    "integer",
-    "options_of",
-    "reorder_args",
-    "softmax_args",
-    "softmax_backward_args",
-    "states_args",
-    "truncate_args",
-    "varlen_args",
-    "varlen_backward_args",
-    "weighted_sum_args",
-]
+__all__ = ["OPTIONS", "Args", "BackwardArgs", "SoftmaxArgs", "SoftmaxBackwardArgs", "VarlenArgs", "WeightedSumArgs",
+           "align_args", "append_args", "attention_args", "backward_args", "cache_sizes", "check_attend",
+           "check_cache_want", "check_lse", "check_num_threads", "integer", "options_of", "reorder_args",
+           "softmax_args", "softmax_backward_args", "states_args", "truncate_args", "varlen_args",
+           "varlen_backward_args", "weighted_sum_args"]

@@ -15,7 +15,7 @@ from .arrays import FLOAT32, accumulator, float_array, promoted
 from .output import check_out
 
 _Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]
-BHND, NOTHING = "bhnd", ()  # the defaults, known by identity: comparing with == may meet an array
+BHND, NOTHING = "bhnd", ()  # defaults, compared by identity: == with an array gives an array
 
 # Options that public functions share, in the order of attention_args; options_of(locals()) is what a function was given
 # for them. Names and values of 16 keywords would take longer, and say each name twice.
@@ -71,6 +71,11 @@ class Args:
         return {name: x for name, x in given.items() if isinstance(x, np.ndarray)}
 
     @property
+    def heads_per_kv(self) -> int:
+        """Query heads that read the same key head; 1 if there are none."""
+        return self.q_heads // self.kv_heads if self.kv_heads else 1
+
+    @property
     def out_shape(self) -> Shape:
         """Shape of the output as the user sees it."""
         if self.two_d:
@@ -81,7 +86,7 @@ class Args:
 
     @property
     def lse_shape(self) -> Shape:
-        """Shape of what there is one of for each row."""
+        """Shape of results with one entry per row, such as the lse."""
         return (self.q_len,) if self.two_d else (*self.batch, self.q_heads, self.q_len)
 
     @property

@@ -21,7 +21,7 @@ GRADIENTS = ("query", "key", "value", "bias", "relative_bias", "sinks")
 class BackwardArgs:
     """Checked arguments of attention_backward; the rows' arrays in (..., heads, length, dim) order.
 
-    `args` has no sinks: they are in the lse, as the weights are concerned.
+    `args` has no sinks: the lse includes them.
     """
 
     args: Args

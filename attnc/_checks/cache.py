@@ -13,7 +13,7 @@ from .options import INT64, integers
 from .scalars import LAYOUTS, check_choice, check_window, integer
 
 INT8 = np.dtype(np.int8)
-MOST = 2**40
+MAX_SIZE = 2**40
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class CacheSizes:
         """The arguments of a cache and how many tokens it has, for its repr."""
         value_dim = "" if self.value_dim == self.head_dim else f", value_dim={self.value_dim}"
         window = "" if self.window is None else f", window={self.window}"
-        low, high = lengths.min(initial=MOST), lengths.max(initial=0)
+        low, high = lengths.min(initial=MAX_SIZE), lengths.max(initial=0)
         tokens = f"{high} tokens" if low >= high else f"{low} to {high} tokens"
         return (f"batch={self.batch}, kv_heads={self.kv_heads}, head_dim={self.head_dim}{value_dim}, "
                 f"capacity={self.capacity}, dtype={self.dtype.name}{window}; {tokens}")
@@ -43,9 +43,9 @@ def cache_sizes(
         window: object) -> CacheSizes:
     """The arguments of the constructor."""
     value_dim = head_dim if value_dim is None else value_dim
-    sizes = {name: integer(name, size, 0, MOST) for name, size in (
+    sizes = {name: integer(name, size, 0, MAX_SIZE) for name, size in (
         ("batch", batch), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim))}
-    sizes["capacity"] = integer("capacity", capacity, 1, MOST)
+    sizes["capacity"] = integer("capacity", capacity, 1, MAX_SIZE)
     try:
         if dtype is None:       # which NumPy takes for float64
             raise TypeError
@@ -103,7 +103,7 @@ def append_args(
 
 
 def truncate_args(lengths: object, sizes: CacheSizes, held: np.ndarray, oldest: np.ndarray) -> np.ndarray:
-    """The new lengths: no longer than the old ones, and with all that their windows look back at.
+    """The new lengths: at most the old ones, and with every key that their windows reach.
 
     `oldest` is the first token of each batch element whose row no later one has taken.
     """
@@ -119,7 +119,7 @@ def truncate_args(lengths: object, sizes: CacheSizes, held: np.ndarray, oldest: 
 
 
 def reorder_args(indices: object, sizes: CacheSizes) -> np.ndarray:
-    """Which batch element each one becomes."""
+    """The batch element whose rows each one takes."""
     indices = as_array("indices", indices)
     if indices.shape != (sizes.batch,):
         raise ValueError(f"indices has shape {indices.shape}; wanted (batch,) = ({sizes.batch},)")
@@ -127,14 +127,14 @@ def reorder_args(indices: object, sizes: CacheSizes) -> np.ndarray:
 
 
 def check_attend(sizes: CacheSizes, **options: object) -> None:
-    """Raise where an option has no meaning over rows that move."""
+    """Raise for options that name positions, in a cache with a window, whose rows move."""
     for name, given in options.items():
         if sizes.window is not None and given is not None:
             raise ValueError(f"{name} was given to a cache with a window, whose rows move; wanted it left out")
 
 
 def check_cache_want(a: Args, sizes: CacheSizes, lengths: np.ndarray, oldest: np.ndarray) -> None:
-    """Raise where a result has no meaning over rows that move, or rows that a query looks back at are gone."""
+    """Raise for results per position in a cache with a window, and for a query whose window reaches dropped rows."""
     for name in a.want:
         if name != "lse":
             raise ValueError(f"want={name!r} has no meaning in a cache with a window, whose rows move; wanted 'lse' or "

@@ -1,4 +1,4 @@
-"""Check an index of the weights, and say by axis what NumPy would take by it."""
+"""Check an index of the weights, and resolve it axis by axis as NumPy does."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 from .._types import Array, Shape
 from .arrays import as_array, describe
 
-OVERLAP_WORK = 100_000  # steps for the exact answer whether two arrays overlap; the question is hard in theory only
+OVERLAP_WORK = 100_000  # steps of NumPy's exact test; arrays that need more count as overlapping
 
 
 def check_out(out: object, shape: Shape, dtype: np.dtype, inputs: dict[str, Any], in_place: str | None = None) -> Array:

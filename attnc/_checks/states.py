@@ -15,7 +15,7 @@ def states_args(states: object, layout: object) -> tuple[list[np.ndarray], list[
     if not isinstance(states, (list, tuple)):
         raise TypeError(f"states must be a list or tuple of pairs (output, lse), got {describe(states)}")
     if not states:
-        raise ValueError("states is empty; wanted at least one pair (output, lse)")
+        raise ValueError("states is empty; wanted at min_ndim one pair (output, lse)")
     outputs: list[np.ndarray] = []
     lses: list[np.ndarray] = []
     for i, state in enumerate(states):
@@ -32,10 +32,10 @@ def states_args(states: object, layout: object) -> tuple[list[np.ndarray], list[
 
 
 def _check_shapes(i: int, output: np.ndarray, lse: np.ndarray, first: Shape, layout: str) -> None:
-    least = 3 if layout == "bnhd" else 2
-    if output.ndim < least:
+    min_ndim = 3 if layout == "bnhd" else 2
+    if output.ndim < min_ndim:
         raise ValueError(f"states[{i}][0] has {output.ndim} axes, shape {output.shape}; wanted an output of at least "
-                         f"{least} axes for layout={layout!r}")
+                         f"{min_ndim} axes for layout={layout!r}")
     if output.shape != first:
         raise ValueError(f"states[{i}][0] has shape {output.shape}; wanted {first}, the shape of states[0][0]")
     rows = output.shape[:-1]

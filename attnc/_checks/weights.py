@@ -13,7 +13,7 @@ from .options import bools, integers, score_axes
 from .output import check_out
 from .scalars import check_choice, finite, integer
 
-MOST_KEYS = 2**31 - 1      # of topk: places are kept as int32
+MAX_KEYS = 2**31 - 1      # of topk: key indices are int32
 HEADS = ("mean", "sum", "max", "group")
 REDUCTIONS = ("mean", "max")
 
@@ -54,7 +54,7 @@ def check_dense_out(out: object, dtype: DTypeLike | None, a: Args) -> np.ndarray
 
 def check_k(k: object) -> int:
     """How many keys of each row."""
-    return integer("k", k, 1, MOST_KEYS)
+    return integer("k", k, 1, MAX_KEYS)
 
 
 def check_bins(bins: object, a: Args) -> tuple[int, int]:
@@ -66,7 +66,7 @@ def check_bins(bins: object, a: Args) -> tuple[int, int]:
 
 def check_labels(name: str, labels: object, length: int) -> np.ndarray:
     """The group of each place, a negative one for none."""
-    labels = integers(name, labels, high=MOST_KEYS)
+    labels = integers(name, labels, high=MAX_KEYS)
     if labels.shape != (length,):
         raise ValueError(f"{name} has shape {labels.shape}; wanted ({length},), a group for each place")
     return labels

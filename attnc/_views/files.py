@@ -16,7 +16,7 @@ from ..weights import AttentionWeights
 from .source import Source, load
 from .tokens import shorten, visible
 
-MEMORY, RATIO = 2**30, 100      # what a file may unpack to: so many bytes, or so many times its size if that is more
+MEMORY, RATIO = 2**30, 100      # limits of the unpacked size, in bytes and in sizes of the file: the larger counts
 NAMES = 12                      # array names in an error message
 _SCALARS = ("causal", "scale", "softcap", "layout", "num_threads")
 
@@ -47,14 +47,14 @@ def read(path: str | os.PathLike[str]) -> tuple[Source, list[Any] | None, list[A
             raise ValueError(f"{_shown(path)} is not an .npz file")
         try:
             archive = zipfile.ZipFile(found)
-        except Exception as error:      # of a dozen kinds, by what is damaged
+        except Exception as error:      # its type depends on what is damaged
             raise ValueError(f"{_shown(path)} cannot be read: {visible(str(error))}") from None
         arrays = _arrays(path, archive)
     tokens, key_tokens = (_words(name, arrays.pop(name, None)) for name in ("tokens", "key_tokens"))
     if "weights" in arrays:
         return load(arrays["weights"], arrays.get("mask")), tokens, key_tokens
     weights = AttentionWeights(**{name: _option(name, array) for name, array in arrays.items()})
-    if 8 * math.prod(weights.shape[:-1]) > _most(path):
+    if 8 * math.prod(weights.shape[:-1]) > _max_bytes(path):
         raise ValueError(f"{_shown(path)} has weights of shape {weights.shape}: more rows than are read from a file of "
                          "its size")
     return load(weights), tokens, key_tokens
@@ -73,14 +73,14 @@ def _arrays(path: str | os.PathLike[str], archive: zipfile.ZipFile) -> dict[str,
         raise ValueError(f"{_shown(path)} must hold weights, or query and key; it holds "
                          f"{', '.join(names) or 'nothing'}{more}")
     members = {name: members[name] for name in wanted if name in members}
-    total, most = 0, _most(path)
+    total, max_bytes = 0, _max_bytes(path)
     for name, member in members.items():
         with _reading(path, archive, name, member) as file:
             total += _size(file, member.file_size)
-    if total > most:
-        raise ValueError(f"{_shown(path)} holds arrays of {total:,} bytes, more than the {most:,} that are read from a "
-                         f"file of its size ({MEMORY:,}, or {RATIO} times the size); write it with numpy.savez, which "
-                         "does not compress")
+    if total > max_bytes:
+        raise ValueError(f"{_shown(path)} holds arrays of {total:,} bytes, more than the {max_bytes:,} that are read "
+                         f"from a file of its size ({MEMORY:,}, or {RATIO} times the size); write it with numpy.savez, "
+                         "which does not compress")
     arrays = {}
     for name, member in members.items():
         with _reading(path, archive, name, member) as file:
@@ -117,7 +117,7 @@ def _size(file: IO[bytes], held: int) -> int:
     return size
 
 
-def _most(path: str | os.PathLike[str]) -> int:
+def _max_bytes(path: str | os.PathLike[str]) -> int:
     return max(MEMORY, RATIO * os.stat(path).st_size)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..weights import AttentionWeights
 
 HEADS, CELLS, SIDE, GAP = 12, 48, 96, 4
-WORK = 2**25        # weights that are looked at for a picture that nobody asked for: well under a second
+WORK = 2**25        # weights read for a picture that a notebook draws by itself: well under a second
 
 
 def png(weights: AttentionWeights) -> bytes | None:

@@ -50,8 +50,8 @@ def show(
     chosen = None if head is None and layers * heads > 1 else pick(source, head)
     one = source if chosen is None else source.only(*chosen)
     label = max(map(width, (shorten(name, LABEL) for name in names or [str(q_len - 1)])))
-    most = max((columns - label - 3) // 2, 4)
-    bins = min(check_bins(None, q_len, kv_len, most)[0], 32), check_bins(None, q_len, kv_len, most)[1]
+    max_cells = max((columns - label - 3) // 2, 4)
+    bins = min(check_bins(None, q_len, kv_len, max_cells)[0], 32), check_bins(None, q_len, kv_len, max_cells)[1]
     pooled = one.map(bins, "mean").reshape(-1, *bins)
     allowed = ~np.isnan(pooled).all(0)
     pooled = np.where(allowed, np.nan_to_num(pooled).mean(0), np.nan)

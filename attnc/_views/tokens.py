@@ -140,6 +140,6 @@ def check_bins(bins: Bins, q_len: int, kv_len: int, default: int) -> tuple[int, 
     return min(bins, q_len), min(bins, kv_len)
 
 
-def thinned(count: int, most: int) -> np.ndarray:
-    """Positions of at most `most` labels among `count`, in even steps from 0."""
-    return np.arange(0, count, max(1, -(-count // max(most, 1))))
+def thinned(count: int, max_labels: int) -> np.ndarray:
+    """Positions of at most `max_labels` labels among `count`, in even steps from 0."""
+    return np.arange(0, count, max(1, -(-count // max(max_labels, 1))))

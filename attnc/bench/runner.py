@@ -48,7 +48,7 @@ class Worker:
             raise
 
     def revive(self) -> None:
-        """Start the process again if it has died: one case it cannot stand should not cost it the others."""
+        """Start the process again if it has died: a crash in one case must not cost the others."""
         if not self.process.is_alive():
             self.close()
             self.start()

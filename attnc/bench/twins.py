@@ -67,14 +67,14 @@ def _gradients(arrays: Arrays, options: Options, random: np.random.Generator) ->
     inputs = grad, *arrays, given.output, given.lse
     results = _three(lambda module, *each: module.attention_backward(*each, want=names, **options), *inputs)
     weights = reference.attention_weights(query, key, **options)
-    size, group = np.abs(grad.astype(np.float64)), query.shape[-3] // key.shape[-3]
-    of_values = np.abs(np.repeat(value, group, -3)).swapaxes(-1, -2)
+    size, heads_per_kv = np.abs(grad.astype(np.float64)), query.shape[-3] // key.shape[-3]
+    of_values = np.abs(np.repeat(value, heads_per_kv, -3)).swapaxes(-1, -2)
     rows = (size * np.abs(given.output.astype(np.float64))).sum(-1, keepdims=True)
     terms = weights * (size @ of_values + rows)             # magnitudes of what the gradients of the scores add up
     scale = abs(options.get("scale") or query.shape[-1] ** -0.5)
     scales = {"query": scale * largest(terms.sum(-1)) * largest(key), "bias": largest(terms.sum((0, 1))),
-              "key": scale * group * largest(terms.sum(-2)) * largest(query),
-              "value": group * largest(weights.sum(-2)) * largest(grad), "sinks": largest(rows.sum((0, -2)))}
+              "key": scale * heads_per_kv * largest(terms.sum(-2)) * largest(query),
+              "value": heads_per_kv * largest(weights.sum(-2)) * largest(grad), "sinks": largest(rows.sum((0, -2)))}
     for name in names:
         got, exact, honest = (getattr(result, name) for result in results)
         yield Trio(f"attention_backward {name}", got, exact, honest, scales[name])

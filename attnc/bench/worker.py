@@ -90,7 +90,7 @@ class Contender:
 
 
 def _in_turns(calls: list[Call]) -> Call:
-    """One call after another, so that what one has left in the caches is no use to the next."""
+    """One call after another, so that no call finds its inputs in the caches."""
     turn = itertools.cycle(calls)
     return lambda: next(turn)()
 

@@ -97,7 +97,7 @@ def explain(
     keys = check_tokens("key_tokens", key_tokens, args.kv_len, "the keys")
     keys = names if keys is None and args.q_len == args.kv_len else keys
     row = integer("row", row, -args.q_len, args.q_len - 1) % args.q_len
-    most = integer("most", most, 1, _style.MOST)
+    most = integer("most", most, 1, _style.MAX_COUNT)
     if head is None and args.q_heads > 1:
         raise ValueError(f"head must say which of {args.q_heads} heads is wanted")
     head = integer("head", head or 0, 0, args.q_heads - 1)

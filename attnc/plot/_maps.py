@@ -217,12 +217,12 @@ def heads(
     layers, count, q_len, kv_len = source.shape
     if order is not None and order not in STATISTICS:
         raise ValueError(f"order must be None or one of {', '.join(map(repr, STATISTICS))}, got {order!r}")
-    most = layers * count if most is None else integer("most", most, 1, _style.MOST)
+    most = layers * count if most is None else integer("most", most, 1, _style.MAX_COUNT)
     bins = check_bins(bins, q_len, kv_len, 48)
     shown, texts = _ordered(source, order, min(most, layers * count))
     if columns is None:
         columns = count if order is None and layers > 1 else _columns(len(shown))
-    columns = min(integer("columns", columns, 1, _style.MOST), len(shown))
+    columns = min(integer("columns", columns, 1, _style.MAX_COUNT), len(shown))
     lines = -(-len(shown) // columns)
     side, size = (1.6, 8) if columns <= 6 else (1.1, 6.5)       # of a map in inches, of its title in points
     title = (1.35 * size * (2 if order else 1) + 4) / 72

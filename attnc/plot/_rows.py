@@ -61,7 +61,7 @@ def row(
     share, allowed, nowhere = source.row(layer, head, row)
     share = share.astype(np.float64)
     order = np.argsort(-share, kind="stable")
-    order, most = order[allowed[order]], integer("most", most, 1, _style.MOST)
+    order, most = order[allowed[order]], integer("most", most, 1, _style.MAX_COUNT)
     if len(order) > most + 1:       # one key alone needs no name for the others
         order = order[:most]
     others = int(allowed.sum()) - len(order)
@@ -146,7 +146,7 @@ def key_mass(
     source = load(weights, mask)
     layers, heads, _, kv_len = source.shape
     keys = _names(None, tokens, *source.shape[2:])[1]
-    integer("name", name, 0, _style.MOST)
+    integer("name", name, 0, _style.MAX_COUNT)
     mass = source.key_mass()
     chosen = None if head is None and layers * heads > 1 else pick(source, head)
     mass = mass.mean((0, 1)) if chosen is None else mass[chosen]
@@ -179,11 +179,11 @@ def _name(ax: Axes, keys: list[str] | None, mass: np.ndarray, chosen: np.ndarray
     room, height = _style.room(ax)
     low, high = ax.get_xlim()
     line = 1.4 * size
-    most = int(height / 2 / line)
-    for some in range(min(len(chosen), 8 * most), 0, -1):
+    max_levels = int(height / 2 / line)
+    for some in range(min(len(chosen), 8 * max_levels), 0, -1):
         labels = [_label(keys, key) for key in chosen[:some]]
         levels = _style.levels([(key - low) / (high - low) * room for key in chosen[:some]], labels, size, room)
-        if levels and max(levels)[0] < most:
+        if levels and max(levels)[0] < max_levels:
             break
     else:
         return

@@ -26,7 +26,7 @@ FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans",
          "Noto Sans Bengali", "Noto Sans Tamil", "Noto Sans Ethiopic", "Noto Sans Georgian", "Noto Sans Armenian")
 LABEL = 14      # columns of a token's label; longer ones end with an ellipsis
 NAME = 20       # of a token's name in a title
-MOST = 2**31    # bars or maps that may be asked for: any number
+MAX_COUNT = 2**31   # of bars or maps: any number that fits
 NORMS = ("sqrt", "log", "linear")
 
 

@@ -16,25 +16,7 @@ from ._states import merge_states
 from ._varlen import attention_varlen, attention_varlen_backward, attention_weights_varlen
 from ._weights import AttentionWeights, rollout
 
-__all__ = [
-    "AttentionWeights",
-    "KVCache",
-    "alibi_slopes",
-    "align",
-    "attention",
-    "attention_backward",
-    "attention_scores",
-    "attention_varlen",
-    "attention_varlen_backward",
-    "attention_weights",
-    "attention_weights_varlen",
-    "log_softmax",
-    "log_softmax_backward",
-    "merge_states",
-    "rollout",
-    "softmax",
-    "softmax_backward",
-    "t5_relative_bias",
-    "t5_relative_bias_backward",
-    "weighted_sum",
-]
+__all__ = ["AttentionWeights", "KVCache", "alibi_slopes", "align", "attention", "attention_backward",
+           "attention_scores", "attention_varlen", "attention_varlen_backward", "attention_weights",
+           "attention_weights_varlen", "log_softmax", "log_softmax_backward", "merge_states", "rollout", "softmax",
+           "softmax_backward", "t5_relative_bias", "t5_relative_bias_backward", "weighted_sum"]

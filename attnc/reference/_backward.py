@@ -72,7 +72,7 @@ def run(b: BackwardArgs) -> dict[str, np.ndarray]:
     weights = np.exp(np.minimum(scores - lse, 0))
     weights = np.where((scores != -np.inf) & (lse != -np.inf), weights, 0)
     own = softmax_of_scores(*stored_scores(a, allowed), allowed, b.sinks)
-    same = agrees(own.lse, b.lse.reshape(own.lse.shape))     # so large that it has not the digits that the weights need
+    same = agrees(own.lse, b.lse.reshape(own.lse.shape))     # too large to hold the digits that the weights need
     weights = np.where(same[..., None], own.weights, weights)
     d_weights = product(grad, per_query_head(np.asarray(a.value, a.acc), a))
     d_scores = np.where(weights == 0, 0, weights * (d_weights - delta))

@@ -1,4 +1,4 @@
-"""The KV cache: every token that ever came, and attention over those that are left."""
+"""The KV cache: all tokens appended so far, and attention over those that a window keeps."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def weights_under(lse: np.ndarray, a: Args) -> np.ndarray:
 
 
 def sum_of_values(weights: np.ndarray, seen: np.ndarray, a: Args | WeightedSumArgs) -> np.ndarray:
-    """``weights @ value``, but 0 * NaN must not reach a row: keys with a value that is not finite come in by hand."""
+    """``weights @ value``, but 0 * NaN must not reach a row: keys with a non-finite value are added one by one."""
     value = per_query_head(np.ascontiguousarray(a.value, a.acc), a)
     finite = np.isfinite(value).all(-1)
     if finite.all():

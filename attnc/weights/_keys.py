@@ -169,8 +169,7 @@ def _over_heads(x: Array, heads: str | None, a: Args) -> Array:
     if heads is None or a.two_d:
         return x
     if heads == "group":
-        group = a.q_heads // a.kv_heads if a.kv_heads else 1
-        x, heads = x.reshape(*x.shape[:-2], a.kv_heads, group, x.shape[-1]), "sum"
+        x, heads = x.reshape(*x.shape[:-2], a.kv_heads, a.heads_per_kv, x.shape[-1]), "sum"
     if heads == "max":
         found: Array = x.max(-2, initial=0)
         return found

@@ -29,26 +29,26 @@ def times(W: AttentionWeights, x: ArrayLike) -> np.ndarray:
     columns = columns.astype(dtype, copy=False)
     out = np.empty((*a.batch, a.q_heads, a.q_len, columns.shape[-1]), dtype)
     columns = np.broadcast_to(columns, (*a.batch, a.q_heads, *columns.shape[-2:]))
-    group = a.q_heads // a.kv_heads if a.kv_heads else 1
-    for member in range(group):
-        some = _members(a, member, group) if group > 1 else part(a)
+    heads_per_kv = a.heads_per_kv
+    for member in range(heads_per_kv):
+        some = _members(a, member) if heads_per_kv > 1 else part(a)
         some.value_dim = columns.shape[-1]
         some.dtype, some.acc = dtype, dtype
         some.sinks = None if some.sinks is None else some.sinks.astype(dtype)
         some.alibi_slopes = None if some.alibi_slopes is None else some.alibi_slopes.astype(dtype)
         lse = None if W._given is None else np.empty((*a.batch, some.q_heads, a.q_len), dtype)
-        its = out[..., member::group, :, :]
-        _call.run("attend", some, value=columns[..., member::group, :, :], out=its, lse=lse)
+        its = out[..., member::heads_per_kv, :, :]
+        _call.run("attend", some, value=columns[..., member::heads_per_kv, :, :], out=its, lse=lse)
         if lse is not None and W._given is not None:
-            _rescale(its, lse, W._given.reshape(*a.batch, a.q_heads, -1)[..., member::group, :])
+            _rescale(its, lse, W._given.reshape(*a.batch, a.q_heads, -1)[..., member::heads_per_kv, :])
     shape = (*W.shape[:-1], columns.shape[-1])
     return out.reshape(shape)[..., 0] if given.ndim == 1 else out.reshape(shape)
 
 
-def _members(a: Args, member: int, group: int) -> Args:
-    """One query head of each group."""
+def _members(a: Args, member: int) -> Args:
+    """One query head per key head."""
     some = part(a)
-    every = slice(member, None, group)
+    every = slice(member, None, a.heads_per_kv)
     some.query, some.q_heads = a.query[..., every, :, :], a.kv_heads
     for name, axis in (("mask", -3), ("bias", -3), ("relative_bias", -3), ("alibi_slopes", -1), ("sinks", -1)):
         x = getattr(a, name)

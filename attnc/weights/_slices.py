@@ -20,9 +20,9 @@ def part(a: Args, *, batch: tuple[slice, ...] = (), heads: slice = ALL, rows: sl
     h0, h1, _ = heads.indices(a.q_heads)
     r0, r1, _ = rows.indices(a.q_len)
     k0, k1, _ = keys.indices(a.kv_len)
-    r1, k1, group = max(r0, r1), max(k0, k1), a.q_heads // a.kv_heads if a.kv_heads else 1
+    r1, k1 = max(r0, r1), max(k0, k1)
     heads, rows, keys = slice(h0, h1), slice(r0, r1), slice(k0, k1)
-    kv_heads = slice(h0 // group, -(-h1 // group))
+    kv_heads = slice(h0 // a.heads_per_kv, -(-h1 // a.heads_per_kv))
     some = Args()
     for name in Args.__slots__:
         setattr(some, name, getattr(a, name, None))

@@ -111,9 +111,9 @@ def _with_matrix(
     found = {statistic: [np.asarray(array) for part in STATISTICS[statistic] for array in parts[part]]
              for statistic in case.asked}
     whole = {name: making + sum(seconds[part] for part in STATISTICS[name]) for name in case.asked}
-    most = {name: None if made.bytes is None else max(memory[part] or 0 for part in STATISTICS[name])
+    peaks = {name: None if made.bytes is None else max(memory[part] or 0 for part in STATISTICS[name])
             for name in case.asked}
-    return _report(found, whole, most)
+    return _report(found, whole, peaks)
 
 
 def setup_numpy(case: StatisticsCase, arrays: Arrays, options: Options, threads: int) -> Call:

@@ -52,10 +52,10 @@ class Gradients:
     def expected(self, seed: int) -> "Expected":
         """What a contender has to give, by the first head of the keys."""
         (grad, query, key, value), options = self.make(seed)
-        group = self.case.q_heads // self.case.kv_heads
-        few = [grad[:1, :group], query[:1, :group], key[:1, :1], value[:1, :1]]
+        heads_per_kv = self.case.q_heads // self.case.kv_heads
+        few = [grad[:1, :heads_per_kv], query[:1, :heads_per_kv], key[:1, :1], value[:1, :1]]
         exact = _of(reference, *(x.astype(np.float64) for x in few), **options)
-        return Expected(exact, _of(reference, *few, **options), group)
+        return Expected(exact, _of(reference, *few, **options), heads_per_kv)
 
 
 def _of(module: Any, grad: np.ndarray, *arrays: np.ndarray, **options: Any) -> list[np.ndarray]:
@@ -70,12 +70,12 @@ class Expected:
 
     exact: list[np.ndarray]
     honest: list[np.ndarray]
-    group: int
+    heads_per_kv: int
     rows = slice(None)
 
     def judge(self, results: Sequence[np.ndarray]) -> tuple[float, float]:
         """The error and the tolerance of the worst of the three."""
-        heads = (self.group, 1, 1)
+        heads = (self.heads_per_kv, 1, 1)
         pairs = [error_and_tolerance(result[:1, :n], exact, honest, scale=float(abs(exact).max()))
                  for result, exact, honest, n in zip(results, self.exact, self.honest, heads, strict=True)]
         return max(pairs, key=lambda pair: pair[0] / pair[1])

@@ -67,14 +67,14 @@ def setup_numpy(case: Case, arrays: Arrays, options: Options, threads: int) -> C
     only(options, "causal", "window", "scale", "mask", "bias", weights=True)
     query, key, value = arrays
     stored, work = query.dtype, np.dtype("float64" if query.dtype == np.float64 else "float32")
-    pairs, group = case.batch * case.kv_heads, case.q_heads // case.kv_heads
-    query = query.reshape(pairs, group, case.q_len, case.head_dim)
+    pairs, heads_per_kv = case.batch * case.kv_heads, case.q_heads // case.kv_heads
+    query = query.reshape(pairs, heads_per_kv, case.q_len, case.head_dim)
     key, value = (array.reshape(pairs, 1, *array.shape[-2:]) for array in (key, value))
     scale = work.type(_scale(case, options))
     seen = visible(case, options)
     hidden = None if seen is None else ~seen
     mask, bias = (_by_pairs(options.get(name), case) for name in ("mask", "bias"))
-    per_pair = group * case.q_len * case.kv_len * work.itemsize
+    per_pair = heads_per_kv * case.q_len * case.kv_len * work.itemsize
     step = max(1, min(pairs, COMPOSITE_BYTES // per_pair))
     want_weights = bool(wanted(options))
 
@@ -104,7 +104,7 @@ def setup_numpy(case: Case, arrays: Arrays, options: Options, threads: int) -> C
 
 
 def _by_pairs(array: np.ndarray | None, case: Case) -> np.ndarray | None:
-    """A mask or bias with its heads as ``(batch and kv heads, group)``; one that all heads share has a single pair."""
+    """A mask or bias as ``(batch * kv_heads, heads_per_kv, ...)``; one that all heads share has a single pair."""
     if array is None or array.shape[1] == 1:
         return array
     return array.reshape(case.batch * case.kv_heads, -1, *array.shape[2:])

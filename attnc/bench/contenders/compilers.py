@@ -99,10 +99,10 @@ def setup_openvino(case: Case, arrays: Arrays, options: Options, threads: int) -
 
 def _repeated(opset: Any, node: Any, shape: Shape, case: Case) -> Any:
     """Grouped heads side by side: the operation has no groups of its own."""
-    group = case.q_heads // case.kv_heads
-    if group == 1:
+    heads_per_kv = case.q_heads // case.kv_heads
+    if heads_per_kv == 1:
         return node
     batch, heads, length, dim = shape
-    wide = np.array([batch, heads, group, length, dim], np.int64)
+    wide = np.array([batch, heads, heads_per_kv, length, dim], np.int64)
     node = opset.broadcast(opset.unsqueeze(node, np.int64(2)), wide, broadcast_spec="BIDIRECTIONAL")
-    return opset.reshape(node, np.array([batch, heads * group, length, dim], np.int64), False)
+    return opset.reshape(node, np.array([batch, heads * heads_per_kv, length, dim], np.int64), False)

@@ -54,7 +54,7 @@ def regime_table(result: Json) -> str:
 
 
 def _nearest(case: Json) -> tuple[float, str, str] | None:
-    """The least ratio of another contender, its name and the case's."""
+    """The smallest ratio of another contender, its name and the case's."""
     ratios = [(entry["ratio"]["median"], name, case["name"]) for name, entry in case["contenders"].items()
               if "ratio" in entry and "failed" not in entry]
     return min(ratios, default=None)

@@ -29,7 +29,7 @@ class Mask(torch.Tensor):    # type: ignore[misc]    # torch is Any to mypy
     """The mask that `eager` adds, (batch, 1, q_len, kv_len), as the `options` of `attnc.attention` that mean the same.
 
     It takes no memory of its own. The first operation on it builds the numbers: 0 where the row may see the key, the
-    least number of its dtype elsewhere. They are the mask from then on, so that a model that adds it is right.
+    smallest number of its dtype elsewhere. They are the mask from then on, so that a model that adds it is right.
     """
 
     @staticmethod
