@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 INSTALLED := $(VENV)/installed
 SOURCES := setup.py pyproject.toml $(shell find src -type f)
-RESULT := benchmarks/results/readme.json
+RESULTS := benchmarks/results
 # Before what is silent for long.
 SAY := @printf '\n== %s\n'
 # As many processes of tests as there are processors; a process that is done takes half of another's rest.
@@ -50,13 +50,13 @@ test-qemu: $(VENV)/with-test  ## the tests of the kernels on x86-64 without AVX,
 bench: $(VENV)/with-bench  ## every case against every peer that is installed (make test-peers installs torch)
 	$(FAIR) $(PY) -m attnc bench
 
-bench-check: $(VENV)/with-bench  ## fail if instructions or shares of this machine's limits are worse than the committed ones
+bench-check: $(VENV)/with-bench  ## fail if instructions or shares of limits are worse than those committed for this make of processor
 	$(PY) benchmarks/instructions.py
-	$(FAIR) $(PY) -m attnc bench --peers "" --compare $(RESULT)
+	$(FAIR) $(PY) -m attnc bench --peers "" --compare $(RESULTS)/cases
 
-bench-readme: $(VENV)/with-contenders  ## measure everything against every peer, and write the tables of the READMEs
-	$(FAIR) $(PY) -m attnc bench --json $(RESULT)
-	$(FAIR) $(PY) -m attnc bench --set lengths --json benchmarks/results/lengths.json
+bench-readme: $(VENV)/with-contenders  ## measure all on this make of processor against every peer, and write the tables of the READMEs
+	$(FAIR) $(PY) -m attnc bench --json $(RESULTS)/cases
+	$(FAIR) $(PY) -m attnc bench --set lengths --json $(RESULTS)/lengths
 	$(PY) benchmarks/readme.py
 	$(PY) benchmarks/plots.py
 

@@ -18,12 +18,12 @@ from attnc.bench import cases, machine, parity, report, runner
 from attnc.bench.contenders import CONTENDERS
 from attnc.bench.report import chain
 
-ROUNDS, QUICK_ROUNDS = 9, 5
+ROUNDS, QUICK_ROUNDS = 9, 3
 EXAMPLES = """\
 one example each:
   PROG info                                    for a bug report; --json for programs
   PROG check                                   is attnc right on this machine? in seconds
-  PROG bench --quick                           how fast is it here? under a minute
+  PROG bench --quick                           how fast is it here? in half a minute
   PROG view weights.npz --html weights.html    a file of yours, as a page for the browser
 
 A file for view: numpy.savez("weights.npz", query=query, key=key, tokens=tokens)
@@ -50,12 +50,14 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure speed against this machine's limits and every installed peer")
     size = bench.add_mutually_exclusive_group()
     size.add_argument("--quick", dest="set", action="store_const", const="quick", default="full",
-                      help="the chain on a real sentence, the parity table and a few cases, in under a minute")
+                      help="the chain on a real sentence, the parity table and a few cases, in half a minute")
     size.add_argument("--set", choices=tuple(cases.SETS), help="which cases: full by default, lengths is a sweep")
     size.add_argument("--tiny", dest="set", action="store_const", const="tiny", help=argparse.SUPPRESS)
-    bench.add_argument("--json", metavar="FILE", type=Path, help="write everything measured to FILE")
+    bench.add_argument("--json", metavar="FILE", type=Path,
+                       help="write everything measured to FILE; in a folder, to the file of this make of processor")
     bench.add_argument("--compare", metavar="FILE", type=Path,
-                       help=f"exit 1 if a share fell by more than {report.FELL_POINTS} points since FILE was written")
+                       help=f"exit 1 if a share fell by more than {report.FELL_POINTS} points since FILE was written; "
+                            "of a folder, the file of this make of processor")
     bench.add_argument("--cases", metavar="PATTERN", help="only cases whose name holds this, * and ? as in file names")
     bench.add_argument("--peers", metavar="NAMES",
                        help=f"only these of {','.join(list(CONTENDERS)[1:])}; an empty one is none")
@@ -187,7 +189,7 @@ def _print_parity() -> int:
 
 def _bench(options: argparse.Namespace) -> int:
     chosen = cases.select(options.set, options.cases)
-    contenders = _contenders(options.peers)
+    contenders = _contenders(options.peers, options.set)
     old = _earlier(options.compare, options.cases) if options.compare else None
     threads = options.threads or attnc.get_num_threads()
     if old:
@@ -207,7 +209,7 @@ def _bench(options: argparse.Namespace) -> int:
         result = runner.run(chosen, contenders=contenders, threads=threads, rounds=rounds, progress=progress)
     print(report.speed_table(result), "", *report.notes(result), sep="\n")
     if options.json:
-        write_text(options.json, json.dumps(result, indent=1) + "\n")
+        write_text(_file_of_make(options.json), json.dumps(result, indent=1) + "\n")
     found = report.regressions(old, result) if old else []
     print(*(f"FAIL {visible(line)}" for line in found), sep="\n", end="\n" if found else "")
     return 0 if result["passed"] and not found else 1
@@ -251,13 +253,23 @@ def _writes(encoding: str, text: str) -> bool:
 
 def _earlier(file: Path, pattern: str | None) -> dict[str, Any]:
     """An earlier result, without the cases that are not asked for now."""
-    old = report.earlier(file)
+    chosen = _file_of_make(file)
+    if chosen != file and not chosen.exists():
+        there = ", ".join(sorted(each.stem for each in file.glob("*.json"))) or "none"
+        raise ValueError(f"{file} holds no result of this make of processor, {machine.make()} (there are: {there}); "
+                         f"'bench --json {file}' measures one")
+    old = report.earlier(chosen)
     return old | {"cases": [case for case in old["cases"] if cases.matches(case["name"], pattern)]}
 
 
-def _contenders(names: str | None) -> dict[str, str]:
-    if names is None:
-        return CONTENDERS
+def _file_of_make(path: Path) -> Path:
+    """The file itself; in a folder, that of this machine's make of processor."""
+    return path / f"{machine.make()}.json" if path.is_dir() else path
+
+
+def _contenders(names: str | None, size: str) -> dict[str, str]:
+    if names is None:       # the twin is the slowest: a quick look has seen it in the parity table
+        return {name: setup for name, setup in CONTENDERS.items() if name != "twin" or size != "quick"}
     asked = [name.strip() for name in names.split(",") if name.strip()]
     if unknown := set(asked) - set(CONTENDERS):
         raise ValueError(f"no peer named {', '.join(sorted(unknown))}; there are {', '.join(CONTENDERS)}")

@@ -1,6 +1,6 @@
-"""Draw GFLOP/s over length and GB/s over decode length, each with this machine's limit as a line, from a result file.
+"""Draw GFLOP/s over length and GB/s over decode length, each with the machine's limit as a line, for each machine.
 
-    python -m attnc bench --set lengths --json benchmarks/results/lengths.json
+    python -m attnc bench --set lengths --json benchmarks/results/lengths
     python benchmarks/plots.py
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 COLOURS = {"attnc": "tab:red", "numpy": "tab:blue", "torch": "tab:orange", "onnxruntime": "tab:green",
            "onnxruntime-mha": "tab:olive", "openvino": "tab:purple", "jax": "tab:brown", "scipy": "tab:gray"}
-RESULT = ROOT / "results" / "lengths.json"
+RESULTS = ROOT / "results" / "lengths"
 PANELS = (      # limit, axis of the length, rate of a case per second, unit, title
     ("fma", "tokens", "flops", "GFLOP/s", "Attention, 8 heads of 64, float32"),
     ("read", "keys in the cache", "bytes", "GB/s", "One new token, 32 heads on 8 of 128, float32"),
@@ -31,12 +31,21 @@ def series(result: dict, limit: str, work: str) -> tuple[list, dict]:
     return line, found
 
 
-def draw(result: dict, path: Path) -> None:
-    """Both panels into one picture."""
+def draw(results: list[dict], path: Path) -> None:
+    """Both panels of each machine into one picture, a machine below the other."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 4.4), layout="constrained")
+    figure = Figure(figsize=(12, 4.4 * len(results)), layout="constrained")
     drawn = {}
+    for part, result in zip(figure.subfigures(len(results), 1, squeeze=False)[:, 0], results, strict=True):
+        draw_machine(result, part, drawn)
+    figure.legend(drawn.values(), drawn.keys(), loc="outside right upper", frameon=False, fontsize=9)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def draw_machine(result: dict, figure, drawn: dict) -> None:
+    """Both panels of one machine; `drawn` receives the lines of the legend."""
     for axes, (limit, tokens, work, unit, title) in zip(figure.subplots(1, 2), PANELS, strict=True):
         line, found = series(result, limit, work)
         [drawn["limit of this machine"]] = axes.plot(*zip(*line, strict=True), color="0.35", linestyle="--")
@@ -50,15 +59,13 @@ def draw(result: dict, path: Path) -> None:
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(drawn.values(), drawn.keys(), loc="outside right upper", frameon=False, fontsize=9)
     machine = result["machine"]
     figure.suptitle(f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads", fontsize=9, color="0.35")
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=110)
 
 
 def main() -> int:
-    draw(json.loads(RESULT.read_text(encoding="utf-8")), ROOT / "plots" / "lengths.png")
+    draw([json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob("*.json"))],
+         ROOT / "plots" / "lengths.png")
     return 0
 
 

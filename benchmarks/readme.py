@@ -4,12 +4,15 @@ import json
 import sys
 from pathlib import Path
 
-from attnc.bench import cases, statistics
-from attnc.bench.report import detail_table, notes, regime_table, speed_table, table
+from measure.weights import table as statistics_table
+
+from attnc.bench import cases
+from attnc.bench.report import detail_table, noise, notes, regime_table, speed_table, table
+from attnc.bench.report.tables import NOISY, fastest_other, share_range
 
 ROOT = Path(__file__).resolve().parent.parent
 README, SPEED_PAGE, PAGE = ROOT / "README.md", ROOT / "docs" / "speed.md", ROOT / "benchmarks" / "README.md"
-RESULT = ROOT / "benchmarks" / "results" / "readme.json"
+RESULTS = ROOT / "benchmarks" / "results" / "cases"       # a file for each make of processor
 WEIGHTS = ROOT / "benchmarks" / "results" / "weights.json"
 SPEED = "<!-- speed: made by `make bench-readme` -->", "<!-- end of speed -->"
 STATISTICS = "<!-- statistics: made by benchmarks/readme.py -->", "<!-- end of statistics -->"
@@ -23,38 +26,53 @@ PACKAGES = ("numpy", "torch", "onnxruntime", "openvino", "jax", "scipy")
 
 
 def where(result: dict) -> str:
-    """Machine, versions and commit of a measurement."""
+    """Machine, versions and commit of a measurement, and whether the machine was busy."""
     machine, versions = result["machine"], result["versions"]
     packages = ", ".join(f"{name} {versions[name]}" for name in PACKAGES if name in versions)
-    return (f"{machine['cpu']}, instruction set {machine['isa']}, {machine['threads']} threads; {packages}; commit "
-            f"{(result['commit'] or 'unknown')[:10]}.")
+    make = f" ({machine['make']})" if "make" in machine else ""
+    noisy = f" Noisy: the limit's probes spread by {noise(result):.0%}." if noise(result) > NOISY else ""
+    return (f"{machine['cpu']}{make}, instruction set {machine['isa']}, {machine['threads']} threads; {packages}; "
+            f"commit {(result['commit'] or 'unknown')[:10]}.{noisy}")
 
 
-def front(result: dict) -> str:
-    """The table of the README."""
-    measured, rows = {case["name"]: case for case in result["cases"]}, []
+def measurements(folder: Path) -> list[dict]:
+    """The results of all makes of processors, by name."""
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
+
+
+def machines(results: list[dict]) -> str:
+    """A line for each measurement."""
+    return "\n".join(f"- {where(result)}" for result in results) if len(results) > 1 else where(results[0])
+
+
+def front(results: list[dict]) -> str:
+    """The table of the README: the worst and the best over all makes of processors."""
+    rows = []
     for name, words in FRONT.items():
-        case = measured[name]
-        ratio, other = min((entry["ratio"]["median"], other) for other, entry in case["contenders"].items()
-                           if "ratio" in entry and "failed" not in entry)
-        rows.append([words, f"{case['share']['median']:.0%} of {case['limit']['name']}", f"{ratio:.1f} ({other})"])
-    return "\n\n".join([where(result), table(["case", "share of limit", "fastest other / attnc"], rows)])
+        measured = [(case, result) for result in results for case in result["cases"] if case["name"] == name]
+        nearest = [fastest_other(case, result["machine"]["make"]) for case, result in measured]
+        ends = [f"{ratio:.1f} ({other}{f', {make}' if len(results) > 1 else ''})"
+                for ratio, other, _, make in sorted({min(nearest), max(nearest)})]
+        rows.append([words, share_range(measured, results), " to ".join(ends)])
+    return "\n\n".join([machines(results), table(["case", "share of limit", "fastest other / attnc"], rows)])
 
 
-def short(result: dict) -> str:
-    """The table of the page on speed."""
-    return "\n\n".join([where(result), regime_table(result)])
+def short(results: list[dict]) -> str:
+    """The table of the page on speed: the worst and the best over all makes of processors."""
+    return "\n\n".join([machines(results), regime_table(results)])
 
 
-def whole(result: dict) -> str:
-    """The tables of the page of all cases."""
-    listed = "\n".join(f"- {note}" for note in notes(result))
-    return "\n\n".join([where(result), speed_table(result), listed, detail_table(result)])
+def whole(results: list[dict]) -> str:
+    """The tables of the page of all cases, one machine after another."""
+    return "\n\n".join(
+        part for result in results
+        for part in (where(result), speed_table(result), "\n".join(f"- {note}" for note in notes(result)),
+                     detail_table(result)))
 
 
 def weights(result: dict) -> str:
     """The table of the statistics of weights."""
-    return "\n\n".join([where(result), statistics.table(result)])
+    return "\n\n".join([where(result), statistics_table(result)])
 
 
 def updated(text: str, section: str, markers: tuple = SPEED) -> str:
@@ -71,14 +89,15 @@ def main() -> int:
     found = json.loads(WEIGHTS.read_text(encoding="utf-8"))
     text = updated(SPEED_PAGE.read_text(encoding="utf-8"), weights(found), STATISTICS)
     SPEED_PAGE.write_text(text, encoding="utf-8")
-    result = json.loads(RESULT.read_text(encoding="utf-8"))
-    missing = {case.name for case in cases.SETS["full"]} - {case["name"] for case in result["cases"]}
-    if missing or not result["passed"]:
-        reason = f"no {', '.join(sorted(missing))}" if missing else "not all is right"
-        print(f"{RESULT} is not fit to show: {reason}", file=sys.stderr)
-        return 1
+    results = measurements(RESULTS)
+    for result in results:
+        missing = {case.name for case in cases.SETS["full"]} - {case["name"] for case in result["cases"]}
+        if missing or not result["passed"]:
+            reason = f"no {', '.join(sorted(missing))}" if missing else "not all is right"
+            print(f"{result['machine']['make']}.json is not fit to show: {reason}", file=sys.stderr)
+            return 1
     for page, section in ((README, front), (SPEED_PAGE, short), (PAGE, whole)):
-        page.write_text(updated(page.read_text(encoding="utf-8"), section(result)), encoding="utf-8")
+        page.write_text(updated(page.read_text(encoding="utf-8"), section(results)), encoding="utf-8")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from functools import cache
@@ -14,19 +15,37 @@ import attnc
 from attnc.bench import Json
 
 _PACKAGES = ("torch", "transformers", "onnxruntime", "onnx", "openvino", "jax", "scipy", "ml_dtypes", "threadpoolctl")
+_MAKERS = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
 _PREFIXES = ("ATTNC_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "NPY_", "MALLOC_")
 
 
 @cache
-def cpu_name() -> str:
-    """The processor's own name for itself: from py-cpuinfo, which takes a second; without it what Python knows."""
+def _cpu_info() -> Json:
+    """What py-cpuinfo says of the processor, which takes a second; nothing without it."""
     try:
         import cpuinfo
 
-        name = cpuinfo.get_cpu_info().get("brand_raw")
+        return dict(cpuinfo.get_cpu_info())
     except Exception:       # not installed; or an unknown kind of processor, for which it raises no class of its own
-        name = None
-    return name or platform.processor() or platform.machine()
+        return {}
+
+
+def cpu_name() -> str:
+    """The processor's own name for itself; without py-cpuinfo what Python knows."""
+    return _cpu_info().get("brand_raw") or platform.processor() or platform.machine()
+
+
+def make() -> str:
+    """Maker and family of the processor: machines of one make have comparable shares, and one file of results.
+
+    ``amd-family26``; Intel tells its designs apart by the model too: ``intel-family6-model207``. Processors without
+    such numbers have their name.
+    """
+    info = _cpu_info()
+    maker, family = _MAKERS.get(info.get("vendor_id_raw", "")), info.get("family")
+    if maker is None or family is None:
+        return re.sub("[^a-z0-9]+", "-", cpu_name().lower()).strip("-")
+    return f"{maker}-family{family}" + (f"-model{info.get('model')}" if maker == "intel" else "")
 
 
 def cores() -> int:
@@ -111,8 +130,8 @@ def commit() -> str | None:
 def describe(threads: int) -> Json:
     """All of it, ready for JSON."""
     return {
-        "machine": {"cpu": cpu_name(), "cores": cores(), "platform": platform.platform(), "isa": attnc.isa(),
-                    "threads": threads},
+        "machine": {"cpu": cpu_name(), "make": make(), "cores": cores(), "platform": platform.platform(),
+                    "isa": attnc.isa(), "threads": threads},
         "versions": versions(),
         "blas": blas(),
         "commit": commit(),

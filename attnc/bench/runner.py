@@ -197,8 +197,11 @@ def _summary(case: BenchCase, entries: Json, samples: dict[str, dict[int, Json]]
         return {**found, "disturbed": disturbed}
     pairs = [(each["before"], each["after"]) for each in samples["attnc"].values()]
     rates = np.array([(before["rate"] + after["rate"]) / 2 for before, after in pairs])
+    probes = np.array([probe["rate"] for pair in pairs for probe in pair])
+    low, high = np.quantile(probes, (0.1, 0.9))
     parts = {part: float(np.median([probe[part] for pair in pairs for probe in pair])) for part in pairs[0][0]}
-    return {**found, "disturbed": disturbed, "limit": {**limit, **parts}, "share": spread(limit["work"] / own / rates)}
+    return {**found, "disturbed": disturbed, "limit": {**limit, **parts, "spread": float(1 - low / high)},
+            "share": spread(limit["work"] / own / rates)}
 
 
 def _sizes(case: BenchCase) -> Json:

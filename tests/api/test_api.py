@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -119,6 +120,22 @@ import attnc
 attnc.softmax(np.ones(3))
 print(state() == before)
 """) == "True"
+
+
+def test_importing_brings_little_beside_numpy(python):
+    """Import takes milliseconds because all but the kernels and the fast functions is imported when it is asked for."""
+    brought = python("""
+import sys, numpy
+before = set(sys.modules)
+import attnc
+print(*sorted(set(sys.modules) - before))
+""").split()
+    others = {name for name in brought if name.partition(".")[0] != "attnc"}
+    assert {name.partition(".")[0] for name in others if "cython" not in name} <= {
+        "__future__", "copy", "dataclasses", "numpy", "threading"}
+    assert "attnc._checks" in brought and len(brought) < 60
+    later = re.compile(r"attnc\.(bench|datasets|integrations|plot|reference|_views)")
+    assert not [name for name in brought if later.match(name)]
 
 
 # Who may import whom: what a module knows of the others. A module not named here is a fast function.

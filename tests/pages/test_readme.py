@@ -1,9 +1,11 @@
 """README.md, the pages on options and on speed: examples run, tables are whole, speeds are those that were measured."""
 
+import copy
 import doctest
 import importlib.util
 import inspect
 import json
+import os
 import re
 import textwrap
 from pathlib import Path
@@ -64,17 +66,39 @@ def test_the_files_that_it_links_exist():
 
 def test_the_speed_tables_are_the_committed_measurement():
     script = benchmark_script()
-    result = json.loads(script.RESULT.read_text(encoding="utf-8"))
-    assert result["passed"]
+    results = script.measurements(script.RESULTS)
+    assert results and all(result["passed"] for result in results)
+    assert [f"{result['machine']['make']}.json" for result in results] == sorted(os.listdir(script.RESULTS))
     cases = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     pages = (TEXT, script.front), (SPEED, script.short), (cases, script.whole)
     for text, section in pages:
-        assert script.updated(text, section(result)) == text, "python benchmarks/readme.py writes it again"
-    for case in result["cases"]:
+        assert script.updated(text, section(results)) == text, "python benchmarks/readme.py writes it again"
+    for case in results[0]["cases"]:
         case["share"] = {"median": 0.001, "min": 0.001} if "share" in case else None
-    result["cases"] = [{name: value for name, value in case.items() if value} for case in result["cases"]]
+    results[0]["cases"] = [{name: value for name, value in case.items() if value} for case in results[0]["cases"]]
     for text, section in pages:
-        assert script.updated(text, section(result)) != text
+        assert script.updated(text, section(results)) != text
+
+
+def test_the_speed_tables_name_the_worst_and_the_best_machine():
+    script = benchmark_script()
+    one = script.measurements(script.RESULTS)[0]
+    other = copy.deepcopy(one)
+    other["machine"]["make"] = "intel-family6-model207"
+    for case in other["cases"]:
+        if "share" in case:
+            case["limit"]["spread"], case["share"] = 0.2, {"median": 0.11, "min": 0.1}
+        for entry in case["contenders"].values():
+            if "ratio" in entry:
+                entry["ratio"] = {"median": 0.77, "min": 0.7}
+    make = one["machine"]["make"]
+    for section in (script.front, script.short):
+        text = section([one, other])
+        assert "11% (intel-family6-model207) to " in text and f"({make})" in text
+        assert text.count("Noisy: the limit's probes spread by 20%.") == 1
+    assert "0.77 " in script.short([one, other]) and ", intel-family6-model207)" in script.short([one, other])
+    assert "0.8 (" in script.front([one, other]) and ", intel-family6-model207) to " in script.front([one, other])
+    assert "fma, noisy" in script.whole([one, other]) and "fma, noisy" not in script.whole([one])
 
 
 def test_the_table_of_statistics_is_the_committed_measurement():
@@ -88,13 +112,13 @@ def test_the_table_of_statistics_is_the_committed_measurement():
 
 def test_the_script_refuses_a_measurement_without_the_slow_cases(tmp_path, monkeypatch, capsys):
     script = benchmark_script()
-    result = json.loads(script.RESULT.read_text(encoding="utf-8"))
+    [result] = script.measurements(script.RESULTS)[:1]
     result["cases"] = [case for case in result["cases"] if "8192" not in case["name"]]
     monkeypatch.setattr(script, "README", tmp_path / "README.md")
     monkeypatch.setattr(script, "PAGE", tmp_path / "PAGE.md")
     monkeypatch.setattr(script, "SPEED_PAGE", tmp_path / "speed.md")
-    monkeypatch.setattr(script, "RESULT", tmp_path / "result.json")
-    script.RESULT.write_text(json.dumps(result), encoding="utf-8")
+    monkeypatch.setattr(script, "RESULTS", tmp_path)
+    (tmp_path / "result.json").write_text(json.dumps(result), encoding="utf-8")
     script.README.write_text(TEXT, encoding="utf-8")
     script.SPEED_PAGE.write_text(SPEED, encoding="utf-8")
     assert script.main() == 1
@@ -104,8 +128,9 @@ def test_the_script_refuses_a_measurement_without_the_slow_cases(tmp_path, monke
 
 def test_the_command_it_shows_for_the_table_is_the_one_that_makes_it():
     [shown] = re.findall(r"^    python -m (attnc bench --json .*)$", SPEED, re.MULTILINE)
-    assert shown.replace("benchmarks/results/readme.json", "$(RESULT)") in MAKEFILE
-    assert "RESULT := benchmarks/results/readme.json" in MAKEFILE
+    assert shown.replace("benchmarks/results", "$(RESULTS)") in MAKEFILE
+    assert "RESULTS := benchmarks/results\n" in MAKEFILE
+    assert "bench --peers \"\" --compare $(RESULTS)/cases\n" in MAKEFILE
 
 
 def test_every_make_command_that_it_names_exists():

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import sys
 import time
 from pathlib import Path
@@ -217,7 +218,7 @@ def assert_schema(result):
     assert set(result) == {"format", "machine", "versions", "blas", "commit", "environment", "settings", "cases",
                            "passed"}
     assert result["format"] == runner.FORMAT
-    assert {"cpu", "cores", "platform", "isa", "threads"} == set(result["machine"])
+    assert {"cpu", "make", "cores", "platform", "isa", "threads"} == set(result["machine"])
     assert {"python", "numpy", "attnc"} <= set(result["versions"])
     attention = {"batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim", "options", "flops",
                  "bytes"}
@@ -229,7 +230,7 @@ def assert_schema(result):
         assert set(case) - always - {"limit", "share"} in (attention, softmax, weighted, gradients, dense)
         assert always <= set(case) and ("limit" in case) == ("share" in case)
         if "limit" in case:
-            assert {"name", "unit", "work", "rate"} <= set(case["limit"]) and case["limit"]["rate"] > 0
+            assert {"name", "unit", "work", "rate", "spread"} <= set(case["limit"]) and case["limit"]["rate"] > 0
         spreads = [entry["ratio"] for entry in case["contenders"].values() if "ratio" in entry]
         for spread in (*spreads, *(case[part] for part in ("share",) if part in case)):
             assert 0 < spread["min"] <= spread["median"] <= spread["max"]
@@ -262,10 +263,16 @@ def test_a_line_for_each_regime_holds_its_worst_case():
                 "share": {"median": share, "min": share},
                 "contenders": {"attnc": {}, "torch": {"ratio": {"median": ratio, "min": ratio}}}, **extra}
 
-    result = {"settings": {"rounds": 9}, "cases": [entry(0.8, 1.5), entry(0.6, 0.9), entry(0.7, 3.0, disturbed=9)]}
-    table = report.regime_table(result)
-    assert "3, 1 not measured" in table and "60% to 80% of fma" in table
+    result = {"machine": {"make": "amd-family26"}, "settings": {"rounds": 9},
+              "cases": [entry(0.8, 1.5), entry(0.6, 0.9), entry(0.7, 3.0, disturbed=9)]}
+    table = report.regime_table([result])
+    assert "amd-family26" not in table and "3, 1 not measured" in table and "60% to 80% of fma" in table
     assert "0.90 torch (case 0.9)" in table and "1.50 torch (case 1.5)" in table and "3.00" not in table
+    other = result | {"machine": {"make": "intel-family6-model207"}, "cases": [entry(0.7, 0.95), entry(0.9, 1.2)]}
+    table = report.regime_table([result, other])
+    assert "60% (amd-family26) to 90% (intel-family6-model207) of fma" in table
+    assert "0.90 torch (case 0.9, amd-family26)" in table and "1.50 torch (case 1.5, amd-family26)" in table
+    assert report.regime_table([other]).count("case 1.2") == 1
     detail = result | {"cases": [entry(0.8, 1.5) | {"contenders": {
         "attnc": {"error": 1e-7, "tolerance": 2e-7, "memory": 2_000_000}}}]}
     assert "1.0e-07 of 2.0e-07" in report.detail_table(detail)
@@ -281,10 +288,32 @@ def test_one_case_per_name_and_every_set_can_be_chosen_from():
         cases.select("tiny", "nothing")
 
 
-def result_with(share, threads=2, isa="base", disturbed=0):
-    return {"machine": {"isa": isa, "threads": threads}, "settings": {"rounds": 9}, "cases": [
-        {"name": "a", "share": {"median": share, "min": share}, "disturbed": disturbed, "limit": {"name": "fma"},
-         "contenders": {"attnc": {}}}]}
+def result_with(share, threads=2, isa="base", disturbed=0, **limit):
+    return {"machine": {"isa": isa, "threads": threads}, "settings": {"rounds": 9}, "blas": {}, "cases": [
+        {"name": "a", "share": {"median": share, "min": share}, "disturbed": disturbed,
+         "limit": {"name": "fma", **limit}, "contenders": {"attnc": {}}}]}
+
+
+def test_a_noisy_run_says_so_first_and_in_the_table():
+    quiet, noisy = result_with(0.8, spread=0.09), result_with(0.8, spread=0.23)
+    assert report.noise(noisy) == 0.23 and report.noise(result_with(0.8)) == 0
+    assert "80%) fma, noisy |" in report.speed_table(noisy)
+    assert report.notes(noisy)[0].startswith("Noisy run: the limit's probes spread by 23% in half of the cases")
+    for calm in (quiet, result_with(0.8)):          # older results have no spread
+        assert "noisy" not in report.speed_table(calm) and "Noisy" not in " ".join(report.notes(calm))
+    mostly = quiet | {"cases": [*quiet["cases"], *quiet["cases"], *noisy["cases"]]}
+    assert "noisy" in report.speed_table(mostly) and "Noisy" not in " ".join(report.notes(mostly))
+
+
+def test_the_spread_of_the_probes_is_recorded():
+    def sample(rate):
+        return {"seconds": 1.0, "quiet": True, "disturbed": False, "before": {"rate": rate}, "after": {"rate": rate}}
+
+    limit = {"name": "fma", "unit": "FLOP/s", "work": 1.0}
+    for rates, wanted in (([2.0] * 9, 0), ([2.0, 1.0, 2.0, 1.0, 2.0], 0.5), ([2.0] * 39 + [1.0], 0)):
+        samples = {"attnc": {turn: sample(rate) for turn, rate in enumerate(rates)}}
+        found = runner._summary(TINY[0], {"attnc": {}}, samples, limit)
+        assert found["limit"]["spread"] == pytest.approx(wanted), "one probe of many that fails is no noise"
 
 
 def test_a_share_that_fell_is_a_regression():
@@ -390,15 +419,29 @@ def test_a_contender_prints_to_standard_error_and_has_its_threads(contenders, ca
     assert os.environ["OMP_NUM_THREADS"] == "5"
 
 
+@pytest.mark.parametrize(("info", "make"), [
+    ({"vendor_id_raw": "AuthenticAMD", "family": 26, "model": 2, "brand_raw": "AMD EPYC"}, "amd-family26"),
+    ({"vendor_id_raw": "GenuineIntel", "family": 6, "model": 207, "brand_raw": "INTEL(R) XEON(R)"},
+     "intel-family6-model207"),
+    ({"brand_raw": "Neoverse-N1 (r3p1)"}, "neoverse-n1-r3p1"),
+    ({"vendor_id_raw": "AuthenticAMD", "brand_raw": "AMD EPYC"}, "amd-epyc"),
+])
+def test_the_make_of_the_processor_is_the_name_of_a_file(info, make, monkeypatch):
+    monkeypatch.setattr(machine, "_cpu_info", lambda: info)
+    assert machine.make() == machine.describe(2)["machine"]["make"] == make
+    monkeypatch.setattr(machine, "_cpu_info", dict)         # without py-cpuinfo
+    assert re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", machine.make())
+
+
 def test_the_name_of_the_processor(monkeypatch):
-    machine.cpu_name.cache_clear()
+    machine._cpu_info.cache_clear()
     known = SimpleNamespace(get_cpu_info=lambda: {"brand_raw": "a processor"})
     unknown = SimpleNamespace(get_cpu_info=dict)
     for module, wanted in ((known, "a processor"), (unknown, platform.processor() or platform.machine()),
                            (None, platform.processor() or platform.machine())):
         monkeypatch.setitem(sys.modules, "cpuinfo", module)
         assert machine.cpu_name() == wanted
-        machine.cpu_name.cache_clear()
+        machine._cpu_info.cache_clear()
 
 
 def test_a_contender_that_is_broken_says_so():

@@ -29,10 +29,12 @@ def test_the_series_are_rates_beside_the_limit():
     assert plots.series(result(), "read", "bytes") == ([(64, 10.0), (256, 10.0)], {"attnc": [(64, 5.0), (256, 5.0)]})
 
 
-def test_the_plot_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    script("plots").draw(result(), tmp_path / "out.png")
+@pytest.mark.parametrize("machines", [1, 2])
+def test_the_plot_is_drawn_of_every_machine(machines, tmp_path):
+    pyplot = pytest.importorskip("matplotlib.image")
+    script("plots").draw([result()] * machines, tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
+    assert pyplot.imread(tmp_path / "out.png").shape[0] == pytest.approx(machines * 4.4 * 110, abs=2)
 
 
 def test_counts_may_move_by_three_percent():

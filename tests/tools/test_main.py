@@ -13,7 +13,7 @@ import pytest
 
 import attnc
 from attnc.__main__ import _parser, main
-from attnc.bench import parity, report, runner
+from attnc.bench import machine, parity, report, runner
 
 
 def test_info_as_text_and_as_json(capsys):
@@ -139,11 +139,33 @@ def test_bench_writes_json_and_compares_with_it(tmp_path, capsys, monkeypatch):
     file.write_text(json.dumps(result), encoding="utf-8")
     assert main([*arguments, "--compare", str(file)]) == 0
     assert main([*arguments, "--threads", "2", "--compare", str(file)]) == 2
-    assert "threads was 1 and is 2" in capsys.readouterr().err
+    assert "the number of threads was 1 and is 2" in capsys.readouterr().err
     result["machine"]["isa"] = "\x1b[2J\u202e"       # text of a file never acts on the terminal
     file.write_text(json.dumps(result), encoding="utf-8")
     assert main([*arguments, "--compare", str(file)]) == 2
-    assert r"isa was \x1b[2J\u202e and is" in capsys.readouterr().err
+    assert r"the instruction set was \x1b[2J\u202e and is" in capsys.readouterr().err
+
+
+def test_a_folder_holds_a_result_for_each_make_of_processor(tmp_path, capsys, monkeypatch):
+    for module in (report.tables, report.comparison):
+        monkeypatch.setattr(module, "disturbed", lambda case, result: False)
+    (tmp_path / "other-family1.json").write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(machine, "make", lambda: "this-family2")
+    arguments = ["bench", "--tiny", "--cases", "f32 1,4/2,9,9,8 causal", "--rounds", "1", "--threads", "1",
+                 "--peers", ""]
+    assert main([*arguments, "--compare", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert "no result of this make of processor, this-family2 (there are: other-family1)" in said.err
+    assert f"bench --json {tmp_path}" in said.err and said.out == ""
+    assert main([*arguments, "--json", str(tmp_path)]) == 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["other-family1.json", "this-family2.json"]
+    assert (tmp_path / "other-family1.json").read_text(encoding="utf-8") == "{}"
+    result = json.loads((tmp_path / "this-family2.json").read_text(encoding="utf-8"))
+    assert result["machine"]["make"] == "this-family2"
+    result["cases"][0]["share"]["median"] += 1e6
+    (tmp_path / "this-family2.json").write_text(json.dumps(result), encoding="utf-8")
+    assert main([*arguments, "--compare", str(tmp_path)]) == 1
+    assert "share fell" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -168,7 +190,7 @@ def test_a_file_to_compare_with_that_is_no_result(content, tmp_path, capsys):
     assert "other.json is no result of bench --json" in found.err and found.out == ""
 
 
-@pytest.mark.parametrize(("arguments", "rounds"), [([], 9), (["--quick"], 5), (["--quick", "--rounds", "2"], 2)])
+@pytest.mark.parametrize(("arguments", "rounds"), [([], 9), (["--quick"], 3), (["--quick", "--rounds", "2"], 2)])
 def test_a_quick_look_takes_fewer_rounds(arguments, rounds, monkeypatch, capsys):
     asked = {}
 
@@ -179,6 +201,7 @@ def test_a_quick_look_takes_fewer_rounds(arguments, rounds, monkeypatch, capsys)
     monkeypatch.setattr(runner, "run", run)
     monkeypatch.setattr(parity, "check", lambda progress: [])
     assert main(["bench", *arguments]) == 1 and asked["rounds"] == rounds
+    assert ("twin" in asked["contenders"]) == ("--quick" not in arguments)
     assert "nothing is measured" in capsys.readouterr().err
 
 

@@ -22,9 +22,10 @@ def earlier(file: Path) -> Json:
 
 def comparable(old: Json, isa: str, threads: int) -> None:
     """Raise ValueError if `old` ran with another instruction set or thread count, which makes shares incomparable."""
-    for what, now in (("isa", isa), ("threads", threads)):
+    for what, name, now in (("isa", "the instruction set", isa), ("threads", "the number of threads", threads)):
         if old["machine"][what] != now:
-            raise ValueError(f"cannot compare: {what} was {old['machine'][what]} and is {now}")
+            raise ValueError(f"cannot compare with a measurement of {old['machine'].get('cpu', 'another machine')}: "
+                             f"{name} was {old['machine'][what]} and is {now}")
 
 
 def regressions(old: Json, new: Json) -> list[str]:

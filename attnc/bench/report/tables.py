@@ -1,6 +1,12 @@
 """What was measured, as Markdown tables, and how to read them."""
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from attnc.bench import Json
+
+NOISY = 0.10    # of a limit's probes: how far the 10th percentile lies below the 90th; less on a quiet machine
 
 LIMITS = {
     "fma": "Limit \"fma\": the peak of multiply-and-adds; for bfloat16 that of its dot products where there are any.",
@@ -28,41 +34,59 @@ def speed_table(result: Json) -> str:
         if "share" in case:
             limit, share = case["limit"]["name"], case["share"]
             shown = f"{share['median']:.0%} (min {share['min']:.0%}) {limit}"
+            if case["limit"].get("spread", 0) > NOISY:
+                shown += ", noisy"
         if disturbed(case, result):
             shown, mark = "disturbed", "~ "
         rows.append([case["name"], shown, *(_ratio(case["contenders"][name], mark) for name in names)])
     return table(header, rows)
 
 
-def regime_table(result: Json) -> str:
-    """A line for each regime, made of all its cases: the range of shares, and the case where another comes nearest."""
-    regimes: dict[str, list[Json]] = {}
-    for case in result["cases"]:
-        regimes.setdefault(case["regime"], []).append(case)
+def regime_table(results: Sequence[Json]) -> str:
+    """A line for each regime, made of all its cases on all machines: the worst and the best share, and the cases where
+    another comes nearest and is farthest; each with its make of processor where there are several."""
+    regimes: dict[str, list[tuple[Json, Json]]] = {}
+    for result in results:
+        for case in result["cases"]:
+            regimes.setdefault(case["regime"], []).append((case, result))
     rows = []
     for name, found in regimes.items():
-        fair = [case for case in found if "failed" not in case and not disturbed(case, result)]
-        shares = [case["share"]["median"] for case in fair if "share" in case]
-        limits = dict.fromkeys(case["limit"]["name"] for case in fair if "share" in case)
-        shown = f"{min(shares):.0%} to {max(shares):.0%} of {', '.join(limits)}" if shares else "-"
+        fair = [(case, result) for case, result in found if "failed" not in case and not disturbed(case, result)]
         left_out = f", {len(found) - len(fair)} not measured" if len(fair) < len(found) else ""
-        nearest = [near for case in fair if (near := _nearest(case))]
-        rows.append([name, f"{len(found)}{left_out}", shown if len(shares) != 1 else shown.partition(" to ")[2],
-                     *(_shown(each) for each in (min(nearest), max(nearest)))] if nearest else
-                    [name, f"{len(found)}{left_out}", shown, "-", "-"])
+        count = f"{len({case['name'] for case, _ in found})}{left_out}"
+        nearest = [near for case, result in fair if (near := fastest_other(case, _make_of(result, results)))]
+        rows.append([name, count, share_range(fair, results),
+                     *(_shown(each) for each in ((min(nearest), max(nearest)) if nearest else (None, None)))])
     return table(["regime", "cases", "share of limit", "fastest other / attnc: worst case", "best case"], rows)
 
 
-def _nearest(case: Json) -> tuple[float, str, str] | None:
-    """The smallest ratio of another contender, its name and the case's."""
-    ratios = [(entry["ratio"]["median"], name, case["name"]) for name, entry in case["contenders"].items()
+def _make_of(result: Json, results: Sequence[Json]) -> str:
+    """The make of processor, where a table is of several."""
+    return str(result["machine"]["make"]) if len(results) > 1 else ""
+
+
+def share_range(measured: Sequence[tuple[Json, Json]], results: Sequence[Json]) -> str:
+    """The worst and the best share of these cases, each with its result, and the limits that they are shares of."""
+    shares = [(case["share"]["median"], _make_of(result, results)) for case, result in measured if "share" in case]
+    if not shares:
+        return "-"
+    limits = ", ".join(dict.fromkeys(case["limit"]["name"] for case, _ in measured if "share" in case))
+    ends = [f"{share:.0%}" + (f" ({make})" if make else "") for share, make in (min(shares), max(shares))]
+    return f"{' to '.join(ends if len(shares) > 1 else ends[:1])} of {limits}"
+
+
+def fastest_other(case: Json, make: str = "") -> tuple[float, str, str, str] | None:
+    """The smallest ratio of another contender, its name, the case's, and the make of processor."""
+    ratios = [(entry["ratio"]["median"], name, case["name"], make) for name, entry in case["contenders"].items()
               if "ratio" in entry and "failed" not in entry]
     return min(ratios, default=None)
 
 
-def _shown(nearest: tuple[float, str, str]) -> str:
-    ratio, name, case = nearest
-    return f"{ratio:.2f} {name} ({case})"
+def _shown(nearest: tuple[float, str, str, str] | None) -> str:
+    if nearest is None:
+        return "-"
+    ratio, name, case, make = nearest
+    return f"{ratio:.2f} {name} ({case}{', ' if make else ''}{make})"
 
 
 def detail_table(result: Json) -> str:
@@ -94,9 +118,13 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 def notes(result: Json) -> list[str]:
     """How to read the table, why a cell is empty, and what was odd."""
     rounds, threads = result["settings"]["rounds"], result["machine"]["threads"]
-    lines = ["Share: attnc's rate over the limit measured directly before and after it. Ratio: paired time of the "
-             "other over attnc's; above 1, attnc is faster.",
-             f"Medians (minima) of {rounds} rounds, {threads} threads, every contender in a process of its own."]
+    lines = []
+    if noise(result) > NOISY:
+        lines.append(f"Noisy run: the limit's probes spread by {noise(result):.0%} in half of the cases or more, on a "
+                     f"quiet machine by less than {NOISY:.0%}. Shares and ratios may be off by as much.")
+    lines += ["Share: attnc's rate over the limit measured directly before and after it. Ratio: paired time of the "
+              "other over attnc's; above 1, attnc is faster.",
+              f"Medians (minima) of {rounds} rounds, {threads} threads, every contender in a process of its own."]
     used = {case["limit"]["name"] for case in result["cases"] if "limit" in case}
     lines += [text for name, text in LIMITS.items() if name in used]
     if result["blas"].get("numpy"):
@@ -118,6 +146,12 @@ def notes(result: Json) -> list[str]:
         cases = "every case" if len(where) == len(result["cases"]) else "; ".join(where)
         lines.append(f"No {name}: {reason} ({cases}).")
     return lines
+
+
+def noise(result: Json) -> float:
+    """The spread of the limit's probes in the middle one of the cases; 0 where it was not recorded."""
+    spreads = [case["limit"]["spread"] for case in result["cases"] if "spread" in case.get("limit", {})]
+    return float(np.median(spreads)) if spreads else 0.0
 
 
 def disturbed(case: Json, result: Json) -> bool:
