@@ -123,6 +123,7 @@ html_title = "attnc"
 html_static_path = ["_static"]
 html_css_files = ["attnc.css"]
 html_show_sourcelink = False
+html_sidebars = {"semantics": [], "new": [], "index": []}       # pages without others below them
 html_theme_options = {
     "navigation_with_keys": True,
     "show_toc_level": 2,

@@ -1,4 +1,4 @@
-"""Pictures of attention weights with matplotlib: ``pip install attnc[plot]``.
+"""Pictures of attention weights with matplotlib, the extra ``plot``.
 
 Functions that draw one thing take ``ax=`` and return the Axes; those that fill a figure take ``figure=`` and return
 the Figure. Without it they make a new one with ``matplotlib.pyplot.subplots``. Nothing is shown, no setting is changed,

@@ -37,7 +37,7 @@ def pyplot() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        raise ImportError("attnc.plot needs matplotlib: pip install attnc[plot]") from error
+        raise ImportError("attnc.plot needs matplotlib: pip install matplotlib") from error
     return pyplot
 
 

@@ -332,7 +332,7 @@ def test_bad_input_of_the_chain(options, text, data):
 
 def test_without_matplotlib_the_error_says_what_to_install(weights, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install attnc\[plot\]"):
+    with pytest.raises(ImportError, match=r"pip install matplotlib"):
         plot.heatmap(weights, head=0)
     broken = SimpleNamespace(find_spec=lambda name, *_: planted() if name == "matplotlib.pyplot" else None)
 
