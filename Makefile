@@ -101,11 +101,12 @@ wheel: $(VENV)/with-wheel  ## an sdist and, from it, one wheel for every Python 
 lint: $(VENV)/with-lint  ## style of Python, Cython and C, spelling, types, and whether stubs and modules agree
 	$(SAY) "ruff: style of all Python files"
 	$(PY) -m ruff check
-	$(SAY) "cython-lint, line lengths, codespell: style of the kernels, spelling"
+	$(SAY) "cython-lint, line lengths, codespell, phrases: style of the kernels, spelling, wording"
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint src
 	@! LC_ALL=C.UTF-8 grep -rnE '^.{121,}' src tests attnc --include=*.[ch] --include=*.css --include=*.js \
 	    || { echo "lines over 120 columns" >&2; exit 1; }
 	$(VENV)/bin/codespell
+	$(PY) tests/tools/phrases.py
 	$(SAY) "mypy: types of the package"
 	$(PY) -m mypy
 	$(SAY) "stubtest: whether the compiled module and its stub agree"

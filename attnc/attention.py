@@ -72,7 +72,8 @@ def attention(
     causal : bool
         Only keys at or before the row's position.
     window : tuple (left, right), optional
-        Only so many keys before and after the row's own position; None is unbounded. Costs work in proportion.
+        At most `left` keys before and `right` keys after the row's own position; None is unbounded. Keys outside cost
+        no work.
     q_offset : int or int array (batch...), optional
         Position of the first row; by default kv length - q length. 0 is top-left alignment.
     scale : float, optional
@@ -86,7 +87,7 @@ def attention(
     q_segments, k_segments : int array (batch..., q_len) and (batch..., kv_len), optional
         A row sees keys of its own segment; a negative id sees nothing.
     q_lengths, kv_lengths : int or int array (batch...), optional
-        Valid rows and keys of right-padded batches; what lies behind is never read.
+        Valid rows and keys of right-padded batches; the padding is never read.
     layout : {"bhnd", "bnhd"}
         Order of the last axes of query, key, value and output: heads before length or after it.
     want : name or tuple of names

@@ -53,8 +53,8 @@ class KVCache(Locked):
         most ``max(abs(row)) / 254``. The scale of a key multiplies its score and that of a value its weight, so that
         no row is ever widened in memory.
     window : tuple (left, right), optional
-        As in `attention`, with a bounded left: rows see so many keys before and after their own position. Token ``t``
-        then lies in row ``t % capacity``: new tokens replace those that no later row can see.
+        As in `attention`, with a bounded left: keys up to these distances before and after a row's own position. Token
+        ``t`` then lies in row ``t % capacity``: new tokens replace those that no later row can see.
 
     Attributes
     ----------

@@ -38,7 +38,7 @@ CASES = {       # name: what is prepared, what is called
 
 
 def total(prepare: str, call: str, times: int) -> int:
-    """Instructions of a process that makes the call so many times."""
+    """Instructions of a process that makes the call `times` times."""
     with tempfile.TemporaryDirectory() as folder:
         code = f"{PREPARE}\n{prepare}\nfor _ in range({times}): {call}"
         command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out", sys.executable, "-c", code]

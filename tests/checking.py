@@ -19,7 +19,7 @@ from attnc.testing import assert_within, exact_attention, tolerance
 SEED = int(os.environ.get("ATTNC_SEED", "0"))       # of all random inputs
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 WANT = ("lse", "weights", "scores")
-ORDERS, FEW_ROWS = 4, 256       # a twin of fewer rows adds its terms in so many other orders too
+ORDERS, FEW_ROWS = 4, 256       # a twin of fewer rows adds its terms in this many other orders too
 # q_heads, kv_heads, q_len, kv_len, head_dim, value_dim: few rows in one block of keys; few rows, keys split over tasks;
 # rows that fill vectors, and keys that are whole ones; rows in several tasks with shared keys
 PATHS = {"few": (6, 3, 3, 70, 20, 20), "split": (4, 2, 3, 2100, 9, 5), "strips": (4, 2, 7, 150, 32, 64),

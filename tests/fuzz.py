@@ -266,7 +266,7 @@ def method_arguments(r, kinds, batch, heads, q_len, kv_len, dtype):
 def frozen(x):
     """The bytes of all arrays in arguments."""
     if isinstance(x, np.ndarray):
-        x = x.astype(np.float64) if x.dtype == np.longdouble else x         # which has bytes that nobody writes
+        x = x.astype(np.float64) if x.dtype == np.longdouble else x         # has padding bytes
         return x.dtype.str, x.shape, x.tobytes() if x.size < 10**6 else x.flat[:9].tobytes()
     if isinstance(x, dict):
         return [frozen(y) for y in x.values()]

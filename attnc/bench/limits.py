@@ -79,7 +79,7 @@ class Plain:
         return {"busy": busy, "plain": plain} | self.allowed(plain)
 
     def allowed(self, plain: float) -> Json:
-        """The rate that is allowed where the plain call takes so many seconds, and what else was measured for it."""
+        """The rate that is allowed where the plain call takes `plain` seconds, and what else was measured for it."""
         return {"rate": 1 / (ALLOWED[self.case.drawn] * plain)}
 
 

@@ -357,7 +357,7 @@ class _Ring:
         """Call ``work(pieces, arrays)`` for each rank's in turn, from this rank's backwards.
 
         While it works with the arrays of one rank, those of the next arrive. The totals are what it adds to for the
-        arrays at hand; they go on when it is done, and those returned are this rank's own again. After an exception a
+        arrays that came; they go on when it is done, and those returned are this rank's own again. After an exception a
         rank works no more, but passes on what the others wait for; `together` raises it.
         """
         size, rank, totals = self.comm.size, self.comm.rank, totals or []

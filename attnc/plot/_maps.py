@@ -187,7 +187,7 @@ def heads(
         first; the distance from a row to the keys it weighs, smallest first; the weight on the first key, largest
         first; the weight on the key before the row's own position, largest first. Titles give the number.
     most : int, optional
-        At most so many maps, the first of the order.
+        At most this many maps, the first of the order.
     bins : int or (row_bins, col_bins), optional
         Cells of each map; by default the lengths, at most 48 each.
     columns : int, optional

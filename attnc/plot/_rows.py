@@ -32,7 +32,7 @@ def row(
     tokens, key_tokens, head, mask
         As in `heatmap`; a head must be named where there are several.
     most : int
-        So many keys get a bar; the others share one. Weight that went to no key (sinks) has its own.
+        How many keys get a bar; the others share one. Weight that went to no key (sinks) has its own.
     ax : matplotlib Axes, optional
         Where to draw; by default a figure of its own.
 
@@ -121,7 +121,7 @@ def key_mass(
     mask
         As in `heatmap`.
     name : int
-        So many of the largest are named over their bars, where the axis cannot name all keys. The smallest
+        How many of the largest are named over their bars, where the axis cannot name all keys. The smallest
         are left out where the names would take more than half of the height.
     ax : matplotlib Axes, optional
         Where to draw; by default a figure of its own.

@@ -138,7 +138,7 @@ class KeyStatistics(Held):
             return self._shaped_map(self._sweep_keys(steps, bins=bins)["map"])
 
     def _walk(self, rows: Rows, row_weights: ArrayLike | None) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """The rows that count, and how much each does, (batch..., q_heads, q_len) without gaps; None: all, and once."""
+        """The rows that count, and how much each does, contiguous (batch..., q_heads, q_len); None: all, and once."""
         counts, weights = checks.check_rows(rows, self._a), checks.check_row_weights(row_weights, self._a)
         if counts is not None and counts.max(initial=0) > 1:
             weights = (1 if weights is None else weights) * counts.astype(self.dtype)

@@ -1,4 +1,4 @@
-"""A BERT encoder in float64 NumPy that hands out the queries, keys and values of every layer."""
+"""A BERT encoder in float64 NumPy that yields the queries, keys and values of every layer."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ LONG_SECONDS = 1                    # a call this long is measured once
 
 @dataclass(frozen=True)
 class ScalingCase:
-    """What is measured of a case: ``"threads"``, ``"callers"`` (so many calls of each of them), or ``"growth"``."""
+    """What is measured of a case: ``"threads"``, ``"callers"`` (this many calls of each of them), or ``"growth"``."""
 
     kind: str
     case: Case
@@ -69,7 +69,7 @@ def measure(chosen: Sequence[ScalingCase], threads: int, rounds: int) -> Json:
 
 
 def _share(case: Case, call: Call, threads: int, repeat: int, warm: bool = True) -> tuple[Any, ...]:
-    """Seconds of a call, and its rate over that of multiply-and-adds before and after it, by so many threads."""
+    """Seconds of a call, and its rate over that of multiply-and-adds before and after it, on a number of threads."""
     for _ in range(RETRIES):
         wall, own = time.perf_counter(), time.process_time()
         before = max(kernels.fma_peak("float32", threads) for _ in range(PROBES))

@@ -73,7 +73,7 @@ class Late(BaseException):
 
 @contextlib.contextmanager
 def seconds(limit: float):
-    """At most so many seconds of the processor, which does not depend on what else runs."""
+    """A limit in seconds of the processor, which does not depend on what else runs."""
     def stop(*_):
         raise Late
 

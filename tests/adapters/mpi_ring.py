@@ -53,7 +53,7 @@ def refused(comm, kind, text, *arrays, function=ring_attention, **options):
 
 @contextmanager
 def failing(name, kind, calls):
-    """A function of attnc raises after so many calls."""
+    """A function of attnc raises after a number of calls."""
     real, left = getattr(attnc, name), iter(range(calls))
 
     def function(*arguments, **options):

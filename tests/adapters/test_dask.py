@@ -108,7 +108,7 @@ def test_two_axes_and_the_other_layout(seed):
 
 
 def test_the_weights_of_two_axes_and_their_dtype(seed):
-    """Blocks that nobody sees are of the dtype of the others; results of 2-D inputs have no axis of heads."""
+    """Blocks that no row sees are of the dtype of the others; results of 2-D inputs have no axis of heads."""
     query, key = (x[0, 0] for x in inputs(seed)[:2])
     options = {"window": (3, 0), "q_offset": 4}
     lazy, whole = (kind(*arrays, **options) for kind, arrays in (

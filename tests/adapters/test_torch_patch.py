@@ -1,4 +1,4 @@
-"""patch(): what goes to attnc, what to torch, and that the name comes back, whoever leaves first."""
+"""patch(): what goes to attnc, what to torch, and that the name comes back in any order of leaving."""
 
 import asyncio
 import copy

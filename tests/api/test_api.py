@@ -161,7 +161,7 @@ MAY_IMPORT = {
     "_views": {"_checks", "_files", "_views", "weights"},
     "plot": {"_checks", "_views", "attention", "plot"},
 }
-TOP = {"__init__", "__main__", "bench", "integrations"}     # may import anything; nobody imports them
+TOP = {"__init__", "__main__", "bench", "integrations"}     # may import anything; no module imports them
 
 
 def imports(path):

@@ -359,7 +359,7 @@ def test_the_reference_checks_its_arguments(name):
 
 @pytest.mark.parametrize("module", [attnc, reference])
 def test_attention_without_values_is_refused(module):
-    """The checks know "no value" for the sake of attention_scores; attention itself needs one."""
+    """The checks know "no value" for attention_scores; attention itself needs one."""
     with pytest.raises(TypeError, match="value must be an array, got None"):
         module.attention(QUERY, KEY, None)
 

@@ -51,7 +51,7 @@ def test_refused_scratch_is_a_memory_error(isa, name):
                 assert bits(call()) == wanted
                 refused += 1
             else:
-                assert _isa.kernels.refuse_memory(-1), "an allocation failed, and nobody said so"
+                assert _isa.kernels.refuse_memory(-1), "an allocation failed without an error"
                 break
     finally:
         _isa.kernels.refuse_memory(-1)

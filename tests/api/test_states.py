@@ -115,7 +115,7 @@ def test_values_that_are_no_numbers_stay_in_their_place(module):
 
 @pytest.mark.parametrize("module", [attnc, reference])
 def test_far_apart(module):
-    """Exponents that overflow if nobody subtracts first."""
+    """Exponents that overflow unless the maximum is subtracted first."""
     output, lse = module.merge_states([([[1.0]], [3e4]), ([[2.0]], [-3e4]), ([[5.0]], [3e4])])
     np.testing.assert_allclose(output, [[3.0]], rtol=1e-15)
     np.testing.assert_allclose(lse, [3e4 + np.log(2)], rtol=1e-15)

@@ -304,7 +304,7 @@ def test_fused(isa, rows, keys, depth, value_dim, dtype, seed):
 
 
 def fuses(isa, dtype, rows, depth, value_dim):
-    """Whether a head of so many rows of a few keys is fused: its strips are filled, and not multiplied in pairs."""
+    """Whether a head of `rows` rows and a few keys is fused: its strips are filled, and not multiplied in pairs."""
     lanes = {"avx2": 32, "avx512": 64, "avx512bf16": 64}.get(isa, 16) // (8 if dtype == "float64" else 4)
     strip = max(8, lanes)
     if isa in ("base", "neon"):

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.peers
 
 
 class Fake:
-    """A worker that computes 1 plus an error and takes so many seconds."""
+    """A worker that computes 1 plus an error and takes a given time."""
 
     def __init__(self, error=0.0, seconds=(1.0,)):
         self.error, self.seconds = error, list(seconds)

@@ -33,7 +33,7 @@ LOG = "report"      # where a sanitizer writes, with the number of the process b
 
 
 def files(cases: int, *names: str) -> tuple[str, ...]:
-    """Arguments of pytest: so many cases of each test in these files, in as many processes as there are processors."""
+    """Arguments of pytest: some cases of each test in these files, in as many processes as there are processors."""
     paths = [next((ROOT / "tests").glob(f"*/test_{name}.py")) for name in names]
     return ("-n", "auto", "--cases", str(cases), *(str(path.relative_to(ROOT)) for path in paths))
 

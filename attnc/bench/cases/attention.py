@@ -9,7 +9,7 @@ from attnc.bench import Arrays, Json, Options
 from attnc.testing import Case
 
 SHORT = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16"}
-DECODE_ROWS = 8             # up to so many query rows, fetching a key from memory costs more than using it
+DECODE_ROWS = 8             # up to this many query rows, fetching a key from memory costs more than using it
 MEMORY_BYTES = 1 << 28      # beyond every cache
 MIN_COPIED = 1 << 20      # a smaller case is one of calls, not of memory
 
@@ -90,7 +90,7 @@ def reads(each: object) -> TypeGuard[Case]:
 
 
 def copies(each: object, arrays: Arrays) -> list[Arrays]:
-    """Inputs for calls in turn: where reading binds a case, so many that no cache holds what the next one reads."""
+    """Inputs for calls in turn: where reading binds a case, more of them than the caches hold."""
     if not reads(each) or each.bytes < MIN_COPIED:
         return [arrays]
     return [arrays, *(tuple(array.copy() for array in arrays) for _ in range(MEMORY_BYTES // each.bytes))]

@@ -38,7 +38,7 @@ def setup_jax(case: Case, arrays: Arrays, options: Options, threads: int) -> Cal
 
 
 def _import_jax(threads: int) -> Any:
-    """jax with a pool of so many threads: it makes as many as there are processors that the process may use."""
+    """jax with a pool of `threads` threads: it makes one for each processor that the process may use."""
     try:
         import jax
     except ImportError as error:

@@ -10,8 +10,8 @@ NOISY = 0.10    # of a limit's probes: how far the 10th percentile lies below th
 
 LIMITS = {
     "fma": "Limit \"fma\": the peak of multiply-and-adds; for bfloat16 that of its dot products where there are any.",
-    "read": "Limit \"read\": the bandwidth of reading memory. Each call takes the next of so many copies of its inputs "
-            "that no cache holds them.",
+    "read": "Limit \"read\": the bandwidth of reading memory. Calls take turns over copies of their inputs, more than "
+            "the caches hold.",
     "weights": "Limit \"weights\": 1.1 x the same call without weights + 1.3 x filling an array of their shape, new "
                "or used again as theirs is; 100% or more is within it.",
     "plain": "Limit \"plain\": 1.15 x the same call without the mask, 1.25 x without the bias; 100% or more is within "
@@ -155,7 +155,7 @@ def noise(result: Json) -> float:
 
 
 def disturbed(case: Json, result: Json) -> bool:
-    """Whether other processes took part in so many rounds that the median says nothing."""
+    """Whether other processes took part in half of the rounds or more, so that the median says nothing."""
     return bool(2 * case.get("disturbed", 0) >= result["settings"]["rounds"])
 
 

@@ -87,7 +87,7 @@ class Grid:
         self.offset = np.asarray(self.kv_length - self.q_length if a.q_offset is None else a.q_offset)
 
     def row_blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[Block, ...], Block, Block]]:
-        """Every block of rows: its place, the sizes of the axes before the length, and where it lies."""
+        """Every block of rows: its place, the sizes of the axes before the length, and its bounds."""
         for batch, head, rows in product(product(*self.batch), self.heads, self.rows):
             place = (*(block.number for block in batch), head.number, rows.number)
             yield place, (*(block.size for block in batch), head.size * self.args.heads_per_kv), batch, head, rows

@@ -16,7 +16,7 @@ class Interception:
 
     Purposes are entered and left in any order and from any thread: ours comes with the first and goes with the last.
     `make` gets a namespace with what it stands for, `theirs`, the `purposes` of the moment, and `put_back`, and gives
-    ours. Without a purpose ours does what theirs does, for whoever has kept it, and calls `put_back`: another library
+    ours. Without a purpose ours does what theirs does, for code that has kept it, and calls `put_back`: another library
     that found ours in place may have put it there again after the last purpose was left.
     """
 

@@ -15,7 +15,7 @@ from ._mask import Mask, mask
 
 __all__ = ["NAME", "AttentionRecord", "capture", "register"]
 
-# What a model hands down that is not for the attention; everything else that is not known is an error.
+# What a model passes on that is not for the attention; everything else that is not known is an error.
 _NOT_OURS = {*TransformersKwargs.__annotations__, "cache", "cache_position", "deterministic", "logits_to_keep",
              "position_embeddings", "return_dict", "use_cache"}
 
