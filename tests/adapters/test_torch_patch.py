@@ -429,3 +429,20 @@ def test_purposes_share_the_place():
     assert module.name() == ("theirs", ["a"])
     interception.leave("a")
     assert module.name is theirs
+
+
+@pytest.mark.filterwarnings("ignore:.*was replaced by:RuntimeWarning")
+def test_what_another_library_puts_back_is_torchs_from_its_next_call_on(calls):
+    """It has found ours in place, replaced it for a time that outlasts ours, and restores what it found."""
+    for enter_again in (False, True):
+        with adapter.patch():
+            found = current()
+            functional.scaled_dot_product_attention = lambda *args, **options: found(*args, **options)
+        functional.scaled_dot_product_attention = found
+        if enter_again:
+            with adapter.patch():
+                attend(X, X, X)
+        else:
+            torch.testing.assert_close(attend(X, X, X), TORCHS(X, X, X))
+        assert current() is TORCHS
+    assert len(calls) == 1
