@@ -18,6 +18,7 @@ from capturing import (
 )
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as early
 
 from attnc.integrations.torch import Records, capture
@@ -180,3 +181,46 @@ def test_a_list_that_slices_as_one(x):
     with capture(model) as records:
         model(x)
     assert isinstance(records, list) and isinstance(records[:1], Records) and records[-1].layer == "1"
+
+
+class Calls(nn.Module):
+    """Attention by a function that is given."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.project, self.function = nn.Linear(WIDTH, WIDTH), [function]
+
+    def forward(self, x):
+        x = self.project(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        return self.function[0](x, x, x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")     # dynamo's own
+def test_compiled_functions_that_a_model_calls(x):
+    for function in (lambda *x: functional.scaled_dot_product_attention(*x).sin(), lambda *x: early(*x), early):
+        for whole in (False, True):
+            torch._dynamo.reset()
+            model = Calls(torch.compile(function, backend="aot_eager", fullgraph=whole))
+            for before in (False, True):
+                if before:
+                    wanted = model(x)
+                with pytest.raises(ValueError, match=r"'' calls a function of torch\.compile.*force_eager"), \
+                        capture(model):
+                    model(x)
+                with torch.compiler.set_stance("force_eager"), capture(model, "entropy") as records:
+                    model(x)
+                assert len(records) == 1
+            torch.testing.assert_close(model(x), wanted)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: model(x), backend="aot_eager")
+    model = two()
+    with pytest.raises(ValueError, match=r"Sequential never called attention.* compiled"), capture(model):
+        compiled(x)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_transforms_of_torch_func(x):
+    model = Calls(early)
+    for transformed in (torch.vmap(model), torch.func.grad(lambda x: model(x).sum())):
+        with pytest.raises(ValueError, match=r"cannot see the attention of '': .* without memory"), capture(model):
+            transformed(x[None])

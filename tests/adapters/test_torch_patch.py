@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import functools
 import pickle
 import threading
 
@@ -437,7 +438,7 @@ def test_what_another_library_puts_back_is_torchs_from_its_next_call_on(calls):
     for enter_again in (False, True):
         with adapter.patch():
             found = current()
-            functional.scaled_dot_product_attention = lambda *args, **options: found(*args, **options)
+            functional.scaled_dot_product_attention = functools.partial(found)
         functional.scaled_dot_product_attention = found
         if enter_again:
             with adapter.patch():

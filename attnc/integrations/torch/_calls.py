@@ -93,6 +93,7 @@ class _Here(threading.local):
         self.busy = False       # in the function that was seen: what it calls is part of it
         self.probe = False      # whether a call of attention gives its arguments in place of a result
         self.packed: torch.Tensor | None = None     # a query whose rows are heads that share a key head
+        self.compiled = False   # whether a compiled function was called
 
 
 here = _Here()
@@ -176,18 +177,31 @@ def _run(theirs: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, .
     for each in inside:
         each.modules.append(module)
     try:
-        with _mode(True):
-            result = theirs(module, *args, **kwargs)
+        try:
+            with _mode(True):
+                result = theirs(module, *args, **kwargs)
+        except Exception as error:
+            if here.compiled:       # of a whole graph torch finds that it did not run
+                raise _calls_compiled(inside[0].watcher.names[id(module)]) from error
+            raise
+        if here.compiled:
+            raise _calls_compiled(inside[0].watcher.names[id(module)])
         if isinstance(module, torch.nn.MultiheadAttention):
             for each, count in zip(inside, before, strict=True):
                 if each.calls.total() == count:
                     each.watcher.unseen(each.watcher.names[id(module)])
         return result
     finally:
+        here.compiled = False
         for each in inside:
             each.modules.pop()
         for each in started:
             here.passes.remove(each)
+
+
+def _calls_compiled(name: str) -> ValueError:
+    return ValueError(f"{name!r} calls a function of torch.compile, where capture cannot see; run the model under "
+                      "torch.compiler.set_stance(\"force_eager\")")
 
 
 # What is done for each function. The mode is off in them.
@@ -382,6 +396,19 @@ def _pack(state: SimpleNamespace) -> Callable[..., Any]:
     return pack_gqa
 
 
+def _uncompiled(state: SimpleNamespace) -> Callable[..., Any]:
+    """What the compiler of torch asks at the call of a compiled function: here it runs as it was written."""
+    @functools.wraps(state.theirs)
+    def callback_from_stance(callback: Any) -> Any:
+        found = state.theirs(callback)
+        if found in (None, False) or not watching():
+            return found
+        here.compiled = True
+        return None
+
+    return callback_from_stance
+
+
 def _is_watched(state: SimpleNamespace) -> bool:
     if torch.compiler.is_compiling():
         return False
@@ -391,10 +418,15 @@ def _is_watched(state: SimpleNamespace) -> bool:
 
 
 def _names() -> list[Interception]:
-    """The names to be replaced. transformers has one more: it makes rows of the heads of a single generated token."""
-    module: Any = sys.modules.get("transformers.integrations.sdpa_attention")
-    if hasattr(module, "pack_gqa") and not any(x.owner is module for x in INTERCEPTIONS):
-        INTERCEPTIONS.append(Interception(module, "pack_gqa", _pack))
+    """The names to be replaced, with those of modules that were not imported at first.
+
+    One is a function of transformers that makes rows of the heads of a single generated token.
+    """
+    for owner, name, make in (("transformers.integrations.sdpa_attention", "pack_gqa", _pack),
+                              ("torch._dynamo.eval_frame", "_callback_from_stance", _uncompiled)):
+        module: Any = sys.modules.get(owner)
+        if hasattr(module, name) and not any(x.owner is module for x in INTERCEPTIONS):
+            INTERCEPTIONS.append(Interception(module, name, make))
     return list(INTERCEPTIONS)
 
 

@@ -121,8 +121,8 @@ class _Collector(_calls.Watcher):
             kind = getattr(config, "_attn_implementation", None)
             hint = (f": it runs {kind!r}; model.set_attn_implementation('sdpa'), or 'attnc'"
                     if kind not in (None, "sdpa", "attnc") else
-                    ": it was not run by calling it or a module of it, or its attention is its own code, which calls "
-                    "neither scaled_dot_product_attention nor MultiheadAttention")
+                    ": it was not run by calling it or a module of it, or by compiled code, or its attention is its "
+                    "own code, which calls neither scaled_dot_product_attention nor MultiheadAttention")
             raise ValueError(f"{type(self.model).__name__} never called attention{hint}")
         for name, places in (("heads", [place for place, _ in self.of_heads]), ("layers", self.layers or [])):
             for place in places:
