@@ -34,8 +34,6 @@ cdef extern from "kernels.h" nogil:
     ctypedef int Flag
     ctypedef Py_ssize_t Count
     void add_atomically(Count* count, Py_ssize_t n)
-    Py_ssize_t least(Py_ssize_t, Py_ssize_t)
-    Py_ssize_t most(Py_ssize_t, Py_ssize_t)
     Py_ssize_t ix_min(Py_ssize_t, Py_ssize_t)
     Py_ssize_t ix_max(Py_ssize_t, Py_ssize_t)
     Py_ssize_t ceil_div(Py_ssize_t, Py_ssize_t)

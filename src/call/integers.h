@@ -16,9 +16,6 @@ typedef struct { ix start, stop; } Range;
 
 static inline ix ix_min(ix a, ix b) { return a < b ? a : b; }
 static inline ix ix_max(ix a, ix b) { return a > b ? a : b; }
-/* Names that went: for changes under way. */
-#define least(a, b) ix_min(a, b)
-#define most(a, b) ix_max(a, b)
 static inline ix ceil_div(ix a, ix b) { return (a + b - 1) / b; }
 static inline ix round_up(ix a, ix b) { return ceil_div(a, b) * b; }
 

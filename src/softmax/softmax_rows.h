@@ -18,14 +18,8 @@ INLINE void T(add_exactly)(double *sum, double *low, double x) {
 INLINE ix T(chunk_of)(ix n) { return n <= ROW_KEPT / (ix)sizeof(REAL) ? n : ROW_CHUNK / (ix)sizeof(REAL); }
 
 /* LANES elements from element i on, and back; `dtype` is a constant where these are inlined. */
-INLINE VEC T(get)(const char *x, int dtype, ix i) {
-#if REAL_BITS == 32
-    if (dtype == F16) return vf_load_f16((const uint16_t *)x + i);
-    if (dtype == BF16) return vf_load_bf16((const uint16_t *)x + i);
-#else
-    (void)dtype;
-#endif
-    return V(loadu)((const REAL *)x + i);
+INLINE VEC T(get)(const char *x, const int dtype, ix i) {
+    return T(load_as)(dtype, x + i * T(element_size)(dtype));
 }
 INLINE void T(put)(char *x, int dtype, ix i, VEC v) {
 #if REAL_BITS == 32
