@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from checking import DTYPES, PATHS, check_attention, dtypes_in_turn, inputs, normal
+from checking import PATHS, check_attention, dtypes_in_turn, inputs, normal
 from slow import NAMES, some_option
 
 import attnc
@@ -48,9 +48,8 @@ def shape_id(shape):
     return f"{batch},{q_heads}/{kv_heads},{rest}".replace(" ", "")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("shape", SHAPES, ids=shape_id)
+@pytest.mark.parametrize("shape, causal, dtype", dtypes_in_turn(SHAPES, [False, True]),
+                         ids=lambda x: shape_id(x) if isinstance(x, tuple) else str(x))
 def test_shapes(isa, shape, causal, dtype, seed):
     arrays = inputs(np.random.default_rng(seed), *shape, dtype=dtype)
     check_attention(*arrays, causal=causal)

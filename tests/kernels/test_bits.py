@@ -39,18 +39,17 @@ def test_paths(isa, path):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", PATHS)
 def test_any_number_of_threads(isa, path, dtype, seed):
-    for extra in range(3):
-        arrays, options = problem(np.random.default_rng([seed, extra]), path, dtype)
-        one = run(arrays, options, num_threads=1)
-        for threads in (2, 3, 7, 2):
-            assert_same_bits(run(arrays, options, num_threads=threads), one)
+    arrays, options = problem(np.random.default_rng([seed, len(path), len(dtype)]), path, dtype, chance=0.4)
+    one = run(arrays, options, num_threads=1)
+    for threads in (2, 3, 7):
+        assert_same_bits(run(arrays, options, num_threads=threads), one)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_run_after_run(isa, path, seed):
     arrays, options = problem(np.random.default_rng(seed), path)
     first = run(arrays, options)
-    for _ in range(5):
+    for _ in range(2):
         assert_same_bits(run(arrays, options), first)
 
 
@@ -111,12 +110,11 @@ def test_other_rows(isa, path, seed):
 CLASSES = [(1, 2, 3, 6), (7, 8), (9, 12, 16), (17, 40, 64), (65, 66, 130, 200)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("keys, depth, value_dim", [(70, 32, 64), (2100, 20, 12), (300, 64, 64)])
-@pytest.mark.parametrize("counts", CLASSES, ids=lambda counts: f"{counts[0]}-{counts[-1]} rows")
-def test_the_number_of_rows_counts_by_its_class(isa, counts, keys, depth, value_dim, dtype, seed):
+@pytest.mark.parametrize("counts, sizes, dtype", dtypes_in_turn(CLASSES, [(70, 32, 64), (2100, 20, 12), (300, 64, 64)]),
+                         ids=str)
+def test_the_number_of_rows_counts_by_its_class(isa, counts, sizes, dtype, seed):
     """Rows of a key head, q_len * q_heads / kv_heads, in the classes of the page; `want` changes no bit of output."""
-    random, wanted = np.random.default_rng(seed), None
+    random, wanted, (keys, depth, value_dim) = np.random.default_rng(seed), None, sizes
     query, key, value = inputs(random, (), 1, 1, 200, keys, depth, value_dim, dtype)
     for count in counts:
         for group in (1, 2, 4):
