@@ -8,7 +8,7 @@ from typing import Never
 import numpy as np
 
 from . import _call
-from ._checks import Args, BackwardArgs, SoftmaxBackwardArgs, backward_args, options_of, softmax_backward_args
+from ._checks import BackwardArgs, SoftmaxBackwardArgs, backward_args, options_of, softmax_backward_args
 from ._checks.options import overlapping_rows
 from ._checks.spellings import hides_unknown, unexpected
 from ._norms import norms
@@ -85,7 +85,8 @@ k_segments, q_lengths, kv_lengths, layout, num_threads
     delta = np.empty(a.lse_shape, a.acc)
     found = {name: _empty(b, name) for name in b.want if name in ("query", "key", "value")}
     if "bias" in b.want and a.bias is not None:
-        found["bias"] = np.zeros(a.bias.shape, np.float64 if _shares_bias(a, a.bias) else a.acc)
+        shared = a.bias.size != math.prod(a.weights_shape)      # by several scores, whose gradients add up
+        found["bias"] = np.zeros(a.bias.shape, np.float64 if shared else a.acc)
     if "relative_bias" in b.want and a.relative_bias is not None:
         distances = np.zeros((*a.relative_bias.shape[:-2], max(a.q_len + a.kv_len - 1, 0)), np.float64)
         found["relative_bias"] = overlapping_rows(distances, a.q_len, a.kv_len, writeable=True)
@@ -112,7 +113,7 @@ k_segments, q_lengths, kv_lengths, layout, num_threads
 def _empty(b: BackwardArgs, name: str) -> np.ndarray:
     """A place for a gradient, (batch..., heads, length, dim): in the accumulation dtype if batch elements share it."""
     a, given = b.args, getattr(b.args, name)
-    shape = _full_shape(a, name)
+    shape = *a.batch, *given.shape[-3:]
     dtype = given.dtype if given.shape == shape else a.acc
     new = np.empty if a.q_len and a.q_heads else np.zeros        # without a row the kernels write nothing
     if a.layout == "bnhd":
@@ -140,16 +141,6 @@ def _sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     missing = x.ndim - len(shape)
     axes = [k for k in range(x.ndim) if k < missing or (shape[k - missing] == 1 and x.shape[k] != 1)]
     return (x.sum(tuple(axes), keepdims=True) if axes else x).reshape(shape)
-
-
-def _full_shape(a: Args, name: str) -> tuple[int, ...]:
-    """Shape of the gradient of query, key or value with all batch axes."""
-    return *a.batch, *getattr(a, name).shape[-3:]
-
-
-def _shares_bias(a: Args, bias: np.ndarray) -> bool:
-    """Whether several scores have one element of the bias."""
-    return bias.size != math.prod(a.batch) * a.q_heads * a.q_len * a.kv_len
 
 
 @hides_unknown

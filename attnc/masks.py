@@ -29,10 +29,8 @@ def causal_mask(q_len: int, kv_len: int, q_offset: ArrayLike | None = None) -> M
 
     Raises
     ------
-    TypeError
-        If an argument is not an integer.
-    ValueError
-        If a length is negative.
+    TypeError, ValueError
+        If an argument is not an integer, or a length negative.
 
     Examples
     --------
@@ -40,7 +38,8 @@ def causal_mask(q_len: int, kv_len: int, q_offset: ArrayLike | None = None) -> M
     array([[1, 1, 1, 0],
            [1, 1, 1, 1]])
     """
-    return _causal(*_keys_and_positions(q_len, kv_len, q_offset))
+    keys, rows = _keys_and_positions(q_len, kv_len, q_offset)
+    return keys <= rows
 
 
 def window_mask(q_len: int, kv_len: int, window: Window, q_offset: ArrayLike | None = None) -> Mask:
@@ -48,24 +47,20 @@ def window_mask(q_len: int, kv_len: int, window: Window, q_offset: ArrayLike | N
 
     Parameters
     ----------
-    q_len, kv_len : int
-        Number of query rows and of keys.
+    q_len, kv_len, q_offset
+        As in `causal_mask`.
     window : tuple (left, right)
         Counts that do not include the row's own position; None is unbounded.
-    q_offset : int or int array (batch...), optional
-        Position of the first row; by default ``kv_len - q_len``.
 
     Returns
     -------
-    bool array (q_len, kv_len), or (batch..., 1, q_len, kv_len) for an array of offsets
-        True where the row may see the key; fits ``mask=``.
+    bool array
+        As `causal_mask`.
 
     Raises
     ------
-    TypeError
-        If an argument is not an integer, or `window` no pair.
-    ValueError
-        If a length or a count is negative, or `window` a bare integer.
+    TypeError, ValueError
+        If an argument is not an integer, a length or count negative, or `window` no pair.
 
     Examples
     --------
@@ -95,10 +90,8 @@ def length_mask(lengths: ArrayLike, length: int) -> Mask:
 
     Raises
     ------
-    TypeError
-        If an argument is not an integer or an array of integers.
-    ValueError
-        If `length` is negative.
+    TypeError, ValueError
+        If an argument is not of integers, or `length` negative.
 
     Examples
     --------
@@ -125,10 +118,8 @@ def segment_mask(q_segments: ArrayLike, k_segments: ArrayLike) -> Mask:
 
     Raises
     ------
-    TypeError
-        If an argument is not an array of integers.
-    ValueError
-        If an argument has no axes, or the batch axes do not broadcast together.
+    TypeError, ValueError
+        If an argument is not an array of integers or has no axes, or the batch axes do not broadcast together.
 
     Examples
     --------
@@ -163,10 +154,8 @@ def alibi_slopes(heads: int) -> Floats:
 
     Raises
     ------
-    TypeError
-        If `heads` is not an integer.
-    ValueError
-        If `heads` is less than 1.
+    TypeError, ValueError
+        If `heads` is not an integer of at least 1.
 
     Examples
     --------
@@ -193,7 +182,7 @@ def allowed(a: Args) -> Mask:
     if a.relative_bias is not None:
         keep &= a.relative_bias != -np.inf
     if a.causal:
-        keep &= _causal(np.arange(a.kv_len), positions(a))
+        keep &= np.arange(a.kv_len) <= positions(a)
     if a.window is not None:
         keep &= _in_window(np.arange(a.kv_len), positions(a), a.window)
     if a.q_segments is not None and a.k_segments is not None:
@@ -238,10 +227,6 @@ def _keys_and_positions(q_len: int, kv_len: int, q_offset: ArrayLike | None) -> 
         offset = integers("q_offset", q_offset, -scalars.MAX_OFFSET, scalars.MAX_OFFSET)
         offset = offset[..., None, None, None] if offset.ndim else offset
     return np.arange(kv_len), np.arange(q_len)[:, None] + offset
-
-
-def _causal(keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    return keys <= rows
 
 
 def _in_window(keys: np.ndarray, rows: np.ndarray, window: Window) -> np.ndarray:

@@ -67,17 +67,13 @@ def check_axes(axis: object, ndim: int) -> Shape:
         return (axis % ndim,)
     if axis is None:
         return tuple(range(ndim))
-    axes = [_axis(one, ndim) for one in (axis if isinstance(axis, (tuple, list)) else (axis,))]
+    given = axis if isinstance(axis, (tuple, list)) else (axis,)
+    if ndim == 0 and given:
+        raise ValueError(f"axis must be None or () for a scalar x, got {axis!r}")
+    axes = [integer("axis", one, -ndim, ndim - 1) % ndim for one in given]
     if len(set(axes)) < len(axes):
         raise ValueError(f"axis names an axis twice, got {axis} for {ndim} axes; wanted each once")
     return tuple(sorted(axes))
-
-
-def _axis(axis: object, ndim: int) -> int:
-    if ndim == 0:
-        raise ValueError(f"axis must be None or () for a scalar x, got {axis!r}")
-    axis = integer("axis", axis, -ndim, ndim - 1)
-    return axis % ndim
 
 
 def weighted_sum_args(weights: object, value: object, out: object, num_threads: object) -> WeightedSumArgs:

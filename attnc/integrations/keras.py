@@ -89,17 +89,18 @@ def attend(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scores:
 
 
 def _numpy(query: Any, key: Any, value: Any, mask: Any, causal: bool, scores: bool) -> tuple[Any, Any]:
-    options: dict[str, Any] = {"layout": "bnhd", "mask": mask, "causal": causal, "q_offset": 0 if causal else None}
-    if not scores:
-        return attnc.attention(query, key, value, **options), None
-    result = attnc.attention(query, key, value, want="weights", **options)
-    return result.output, result.weights
+    return _by(attnc.attention, query, key, value, mask, causal, scores)
 
 
 def _torch(query: Any, key: Any, value: Any, mask: Any, causal: bool, scores: bool) -> tuple[Any, Any]:
     from .torch import attention
 
-    options: dict[str, Any] = {"layout": "bnhd", "causal": causal, "q_offset": 0 if causal else None}
+    return _by(attention, query, key, value, mask, causal, scores)
+
+
+def _by(attention: Callable[..., Any], query: Any, key: Any, value: Any, mask: Any, causal: bool,
+        scores: bool) -> tuple[Any, Any]:
+    options = {"layout": "bnhd", "causal": causal, "q_offset": 0 if causal else None}
     if mask is not None:
         options["mask"] = mask
     if not scores:

@@ -29,12 +29,10 @@ def row(
     weights : array (..., q_len, kv_len) or AttentionWeights
     row : int
         Which query; negative ones count from the end.
-    tokens, key_tokens, head, mask
+    tokens, key_tokens, head, mask, ax
         As in `heatmap`; a head must be named where there are several.
     most : int
         How many keys get a bar; the others share one. Weight that went to no key (sinks) has its own.
-    ax : matplotlib Axes, optional
-        Where to draw; by default a figure of its own.
 
     Returns
     -------
@@ -118,13 +116,11 @@ def key_mass(
         Names of the keys.
     head : int or (layer, head), optional
         Which head; None is the mean over all of them.
-    mask
+    mask, ax
         As in `heatmap`.
     name : int
         How many of the largest are named over their bars, where the axis cannot name all keys. The smallest
         are left out where the names would take more than half of the height.
-    ax : matplotlib Axes, optional
-        Where to draw; by default a figure of its own.
 
     Returns
     -------
