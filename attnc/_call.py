@@ -1,7 +1,5 @@
 """Entry to the kernels: checked arguments and, by name, the arrays that a call reads or writes besides."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Choose the kernels of the best instruction set that this processor and its operating system offer."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from types import ModuleType

@@ -1,7 +1,5 @@
 """A lock of an object whose changes take turns; copies and pickles get one of their own."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

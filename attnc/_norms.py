@@ -1,7 +1,5 @@
 """Row maximum and row sum apart, for rows whose lse is so large that it cannot hold the sum."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any, NamedTuple
 

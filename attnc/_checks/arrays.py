@@ -1,7 +1,5 @@
 """Turn what users pass into arrays of the dtypes that attention computes with, or say why that cannot be."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

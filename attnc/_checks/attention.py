@@ -1,7 +1,5 @@
 """Check the arguments of attention, attention_scores and attention_weights, and hold what was found."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """Check the arguments of the gradients: those of the forward pass, its results, and what is wanted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

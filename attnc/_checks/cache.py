@@ -1,7 +1,5 @@
 """Check the arguments of the KV cache: its sizes, the tokens that come, and which of them stay."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

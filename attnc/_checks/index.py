@@ -1,7 +1,5 @@
 """Check an index of the weights, and resolve it axis by axis as NumPy does."""
 
-from __future__ import annotations
-
 import math
 import operator
 from types import EllipsisType

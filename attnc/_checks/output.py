@@ -1,7 +1,5 @@
 """Check the array that a caller gives to receive the result."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

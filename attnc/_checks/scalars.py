@@ -1,7 +1,5 @@
 """Check the arguments that are single numbers, flags or names."""
 
-from __future__ import annotations
-
 import math
 import numbers
 import operator

@@ -1,7 +1,5 @@
 """What other libraries call an argument, and what it is here: the text of the error for a name that is not known."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any, Never, TypeVar

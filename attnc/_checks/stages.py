@@ -1,7 +1,5 @@
 """Check the arguments of the stand-alone functions: softmax, log_softmax, weighted_sum and align."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Check the states of merge_states: outputs with the lse of their keys."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from .._types import Shape

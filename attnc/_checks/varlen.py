@@ -1,7 +1,5 @@
 """Check the arguments over packed tokens: where each sequence starts and ends, and what belongs to it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Check the arguments of AttentionWeights and rollout: rows, labels, bins and counts."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

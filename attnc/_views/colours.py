@@ -1,7 +1,5 @@
 """The colours of a weight: one ramp for light and one for dark, even to the eye, also for those who see fewer hues."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Weights in a file: the arrays of an .npz by the names of attnc's own arguments."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import os

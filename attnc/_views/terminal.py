@@ -1,7 +1,5 @@
 """Weights in a terminal: a pooled map in shaded blocks, and the largest weights of a row."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Text as people read it: tokens without sub-word marks, control characters as escapes, labels that fit."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Sequence
