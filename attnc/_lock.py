@@ -8,7 +8,7 @@ WITHIN = ("{} is used within a call of the same thread that changes or reads it,
 
 
 class Locked:
-    """What has `_lock`, held while it changes or is copied."""
+    """Base of objects whose `_lock` is held during changes and copies."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -96,7 +96,7 @@ def _lse(top: np.ndarray, total: np.ndarray | float) -> np.ndarray:
 
 
 class AttentionState(Locked):
-    """Attention of a query over keys and values that come in chunks, each dropped once it was taken in.
+    """Attention of a query over keys and values that come in chunks, each released after use.
 
     Key ``j`` of a chunk stands at the number of keys seen before, plus ``j``. The result is that of `attention` over
     all keys in one piece, to rounding; memory is needed for the query, the output and one chunk. Threads may share it:
@@ -168,7 +168,7 @@ class AttentionState(Locked):
     def update(
             self, key_chunk: ArrayLike, value_chunk: ArrayLike, *, mask: ArrayLike | None = None,
             key_mask: ArrayLike | None = None, bias: ArrayLike | None = None) -> None:
-        """Take in the next keys and values.
+        """Attend over the next keys and values.
 
         Parameters
         ----------

@@ -12,7 +12,7 @@ from ._checks import check_num_threads
 
 
 def _cgroup_limit() -> int:
-    """Processors that the quota of this process's cgroup pays for, rounded up; a large number if there is none."""
+    """Processors that the CPU quota of this process's cgroup allows, rounded up; a large number if there is none."""
     version_2, version_1 = "/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_"
     for paths in ((version_2,), (version_1 + "quota_us", version_1 + "period_us")):
         with contextlib.suppress(OSError, ValueError):

@@ -1,1 +1,1 @@
-"""What every picture of attention weights is made from: numbers, labels, colours; and those without matplotlib."""
+"""Numbers, labels and colours of all pictures of attention weights, and the pictures without matplotlib."""

@@ -156,7 +156,7 @@ def _counts(shape: Shape) -> str:
 
 def _data(
         source: Source, summary: Sequence[np.ndarray], bins: tuple[int, int], top: int, cross: bool) -> dict[str, Any]:
-    """Everything that the page knows of the weights."""
+    """Data of the page: maps, rows and statistics, encoded."""
     layers, heads, q_len, kv_len = source.shape
     pooled, weights, keys, entropy, distance = summary
     nowhere, first = source.no_key(), source.column(0)
@@ -191,7 +191,7 @@ def _high(pooled: np.ndarray, largest: np.ndarray) -> Any:
 def _statistics(
         entropy: np.ndarray, distance: np.ndarray | None, first: np.ndarray, nowhere: np.ndarray,
         previous: np.ndarray | None) -> dict[str, Any]:
-    """For each head the mean over its rows of what heads are told apart by; None where that means nothing."""
+    """Statistics by which the page sorts heads, each the mean over a head's rows, where it has a meaning."""
     found = {
         "entropy": ("entropy", " nats", 1, entropy), "distance": ("distance", "", 1, distance),
         "first": ("first key", "share", -1, first), "previous": ("key before", "share", -1, previous),

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def slack(eps: float, kv_len: int) -> float:
-    """What a sum of `kv_len` weights may miss of 1 by their rounding alone."""
+    """Rounding error that a sum of `kv_len` weights may have."""
     return 4 * eps * math.sqrt(kv_len)
 
 
 def missing(total: ArrayLike, slack: float, seeing: np.ndarray | np.bool_) -> np.ndarray:
-    """The share that went to no key, of rows with this `total` that saw anything at all."""
+    """Share of each row on no key (sinks): ``1 - total`` beyond rounding, where the row sees a key."""
     share = 1 - np.asarray(total, np.float64)
     return np.where((share > slack) & seeing, share, 0)
 

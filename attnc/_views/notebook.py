@@ -22,8 +22,8 @@ WORK = 2**25        # weights read for a picture that a notebook draws by itself
 
 
 def png(weights: AttentionWeights) -> bytes | None:
-    """A picture of the first heads, at most twelve; None where even one would take long, or there is nothing to see, or
-    arrays have changed, which `page` says."""
+    """A picture of the first heads, at most twelve; None where one head would take long, there is no weight,
+    or arrays have changed, which `page` says."""
     try:
         return _drawn(weights)
     except RuntimeError:

@@ -115,7 +115,7 @@ def entropy_of(share: np.ndarray, nowhere: ArrayLike) -> float:
 
 
 class Dense:
-    """Weights that are there as an array."""
+    """Weights in an array."""
 
     def __init__(self, weights: Any, mask: ArrayLike | None = None) -> None:
         given, hidden, eps = weights, None, _eps(getattr(weights, "dtype", None))

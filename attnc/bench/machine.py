@@ -1,4 +1,4 @@
-"""What a reader of a measurement must know: processor, threads, versions, commit and telling environment variables."""
+"""What a measurement depends on: processor, threads, versions, commit, environment variables that change speed."""
 
 import os
 import platform

@@ -130,7 +130,7 @@ def show(lines: list[Line]) -> str:
 
 
 class Expected:
-    """What a benchmark case must give: the float64 reference, and the honest twin that says how near one can come.
+    """What a benchmark case must give: the float64 reference, and the twin, whose error sets the tolerance.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Timing one call: how often to repeat it, how long it takes, and when the process has come to rest."""
+"""Timing one call: how often to repeat it, how long it takes, and when the process is idle."""
 
 import time
 from collections.abc import Callable, Sequence

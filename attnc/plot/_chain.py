@@ -142,7 +142,7 @@ def _numbers(
     if best is not None and weights[best] > 0:
         sums.insert(0, words["softmax"].format(token=label[best], score=final[best], lse=lse, weight=weights[best]))
         terms = [f"{weights[at]:.4f} · v({label[at]})" for at in order[:3]]
-        while len(terms) > 1 and sum(map(len, terms)) > 44:     # it has the width of the bars
+        while len(terms) > 1 and sum(map(len, terms)) > 44:     # no wider than the bars
             terms.pop()
         sums.append(f"{words['output_is']} = {' + '.join(terms)}{' + …' * (len(weights) > len(terms))}")
     reach = max(float(np.abs(np.where(np.isfinite(value[chosen]), value[chosen], 0)).max(initial=0)), 1e-12)

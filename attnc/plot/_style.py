@@ -1,4 +1,4 @@
-"""What all figures share: matplotlib when it is needed, colours, numbers, labels, and what the colours mean."""
+"""Style of all figures: lazy import of matplotlib, colours, norms, labels, colour bars."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def bar(
 
 
 def hatch(ax: Axes) -> None:
-    """What is not drawn over, the keys that are not allowed, is grey and hatched."""
+    """Grey hatching behind the cells: it shows where none is drawn, at keys that are not allowed."""
     ax.set_facecolor("#e6e7ea")
     ax.patch.set(hatch="/////", edgecolor="#c6c9d0", linewidth=0)
 
@@ -111,7 +111,7 @@ def hatched(ax: Axes, corners: list[tuple[float, float]]) -> None:
 
 
 def frame(ax: Axes, left: bool = False) -> None:
-    """Only the lines that carry something."""
+    """Hide the spines but, with `left`, the left one."""
     for side, spine in ax.spines.items():
         spine.set_visible(left and side == "left")
         spine.set_color(FAINT)

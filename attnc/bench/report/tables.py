@@ -116,7 +116,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def notes(result: Json) -> list[str]:
-    """How to read the table, why a cell is empty, and what was odd."""
+    """How to read the table, why a cell is empty, and what disturbed the run."""
     rounds, threads = result["settings"]["rounds"], result["machine"]["threads"]
     lines = []
     if noise(result) > NOISY:
