@@ -44,6 +44,9 @@ State = TypeVar("State", bound=tuple[ArrayLike, ArrayLike] | list[Any])      # a
 Folded = TypeVar("Folded")
 
 
+BlockMask: TypeAlias = tuple[ArrayLike, int, int]      # a mask over blocks of so many rows and keys
+
+
 class SharedOptions(TypedDict, total=False):
     """Options that mean the same over packed tokens and over arrays with batch axes."""
 
@@ -72,6 +75,7 @@ class CacheOptions(SharedOptions, total=False):
     """What KVCache.attend takes besides its query, `want` and `out`."""
 
     mask: ArrayLike | None
+    block_mask: BlockMask | None
     key_mask: ArrayLike | None
     bias: ArrayLike | None
     relative_bias: ArrayLike | None

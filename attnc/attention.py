@@ -11,7 +11,7 @@ from ._checks import Args, attention_args, check_lse, weighted_sum_args
 from ._checks.arrays import as_array
 from ._checks.attention import BHND, NOTHING
 from ._checks.spellings import hides_unknown, unexpected
-from ._types import Array, ArrayLike, Layout, Options, Stage, Wanted, Window
+from ._types import Array, ArrayLike, BlockMask, Layout, Options, Stage, Wanted, Window
 from .results import AttentionResult
 
 STATISTICS = frozenset(("entropy", "max", "argmax"))
@@ -32,13 +32,13 @@ def attention(
 @hides_unknown
 def attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
-        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
-        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
-        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
-        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-        want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None, **unknown: Never
-) -> Array | AttentionResult:
+        block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
+        layout: Layout = "bhnd", want: Wanted | tuple[()] = (), out: Array | None = None,
+        num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, row by row, without the matrix of weights.
 
     The options, all off by default, go together in any number:
@@ -62,6 +62,9 @@ def attention(
         Query head ``h`` reads head ``h // (q_heads // kv_heads)``. Leading axes broadcast.
     mask : bool array, optional
         True = attend; broadcasts to (..., q_heads, q_len, kv_len).
+    block_mask : tuple (mask, rows, keys), optional
+        A bool array (batch..., q_heads, ceil(q_len / rows), ceil(kv_len / keys)), True = attend, over blocks of so many
+        rows and keys, which count from 0. Blocks of keys that no row of a block may see cost nothing.
     key_mask : bool array (batch..., kv_len), optional
         True = attend, for all rows of a batch element.
     bias : float array, optional
@@ -130,14 +133,16 @@ def attention(
     """
     if unknown:
         unexpected(attention, unknown)
-    if (mask is key_mask is bias is relative_bias is q_offset is scale is softcap is alibi_slopes is sinks is q_segments
-            is k_segments is q_lengths is kv_lengths is None and window is None and layout is BHND and want is NOTHING):
+    if (mask is key_mask is bias is relative_bias is q_offset is scale is softcap is alibi_slopes is sinks
+            is q_segments is k_segments is q_lengths is kv_lengths is None and window is None and block_mask is None
+            and layout is BHND and want is NOTHING):
         output = _call.run_fast(query, key, value, causal, out, num_threads)
         if output is not None:
             return output
     a = attention_args(  # by position, here and below: options_of or keywords would take a microsecond
-        query, key, as_array("value", value), mask, key_mask, bias, relative_bias, causal, window, q_offset, scale,
-        softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, want, out, num_threads)
+        query, key, as_array("value", value), mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset,
+        scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, want, out,
+        num_threads)
     return attend(a)
 
 
@@ -171,12 +176,12 @@ def _result(name: str, a: Args) -> np.ndarray:
 @hides_unknown
 def attention_scores(
         query: ArrayLike, key: ArrayLike, *, stage: Stage = "masked", mask: ArrayLike | None = None,
-        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
-        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
-        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
-        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array:
+        block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
+        layout: Layout = "bhnd", out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array:
     """Scores of every query with every key: how well they match, before the softmax.
 
     Parameters
@@ -186,8 +191,8 @@ def attention_scores(
     stage : {"masked", "capped", "scaled", "raw"}
         ``"raw"`` is the product, ``"scaled"`` times the scale, ``"capped"`` after the softcap, ``"masked"`` with bias,
         linear bias and every mask. Earlier stages ignore the options of later ones.
-    mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, \
-k_segments, q_lengths, kv_lengths, layout, num_threads
+    mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, \
+q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
         As in `attention`. Sinks appear in no stage.
     out : array, optional
         Receives the scores: exact shape and dtype, no memory shared with an input.
@@ -211,10 +216,12 @@ k_segments, q_lengths, kv_lengths, layout, num_threads
     if unknown:
         unexpected(attention_scores, unknown)
     a = attention_args(
-        query, key, None, mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes,
-        sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads, stage, "scores")
+        query, key, None, mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap,
+        alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads,
+        stage, "scores")
     if stage != "masked":
-        a.mask = a.key_mask = a.bias = a.relative_bias = a.alibi_slopes = a.window = a.q_segments = a.k_segments = None
+        a.mask = a.block_mask = a.key_mask = a.bias = a.relative_bias = a.alibi_slopes = None
+        a.window = a.q_segments = a.k_segments = None
         a.causal = False
         a.softcap = a.softcap if stage == "capped" else None
     scores = np.empty(a.weights_shape, a.acc) if out is None else out
@@ -226,21 +233,22 @@ k_segments, q_lengths, kv_lengths, layout, num_threads
 
 @hides_unknown
 def attention_weights(
-        query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
-        window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
-        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array:
+        query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
+        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
+        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+        lse: ArrayLike | None = None, out: Array | None = None, num_threads: int | None = None,
+        **unknown: Never) -> Array:
     """The weights of `attention` for every row and key: each key's share of the row.
 
     Parameters
     ----------
     query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
     key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
-    mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, \
-k_segments, q_lengths, kv_lengths, layout, num_threads
+    mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, \
+q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
         As in `attention`.
     lse : float array (..., q_heads, q_len) or (q_len,), optional
         The lse of each row over more keys than these, from ``attention(..., want="lse")``, `merge_states` or
@@ -272,8 +280,9 @@ k_segments, q_lengths, kv_lengths, layout, num_threads
     if unknown:
         unexpected(attention_weights, unknown)
     a = attention_args(
-        query, key, None, mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes,
-        sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads, gives="weights")
+        query, key, None, mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap,
+        alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads,
+        gives="weights")
     given = None if lse is None else check_lse(lse, a)
     weights = np.empty(a.weights_shape, a.dtype) if out is None else out
     if given is None:

@@ -22,7 +22,7 @@ from ._checks import (
 from ._checks.arrays import float_array
 from ._checks.spellings import hides_unknown, unexpected
 from ._lock import WITHIN, Locked
-from ._types import Array, ArrayLike, CacheOptions, DTypeLike, Integers, Layout, Wanted, Window
+from ._types import Array, ArrayLike, BlockMask, CacheOptions, DTypeLike, Integers, Layout, Wanted, Window
 from .attention import attend
 from .results import AttentionResult
 
@@ -174,11 +174,11 @@ class KVCache(Locked):
 
     @hides_unknown
     def attend(
-            self, query: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
-            bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
-            window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
-            softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-            q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+            self, query: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
+            key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
+            causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+            scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+            sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
             q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
             out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
         """Attention of a query over the tokens that are there; its last row stands at the last token.
@@ -189,8 +189,8 @@ class KVCache(Locked):
         Parameters
         ----------
         query : array (batch, q_heads, q_len, head_dim)
-        mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, \
-q_segments, k_segments, q_lengths, layout, want, out, num_threads
+        mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, \
+sinks, q_segments, k_segments, q_lengths, layout, want, out, num_threads
             As in `attention`; there are `capacity` keys. A cache with a window takes none of the arrays over keys, no
             `window` and no `q_offset`, and gives no weights or scores: its rows move.
 
@@ -213,8 +213,9 @@ q_segments, k_segments, q_lengths, layout, want, out, num_threads
             with self._turn():
                 self._readers[reader] = threading.get_ident()
             s = self._sizes
-            check_attend(s, mask=mask, key_mask=key_mask, bias=bias, relative_bias=relative_bias, window=window,
-                         q_offset=q_offset, q_segments=q_segments, k_segments=k_segments)
+            check_attend(s, mask=mask, block_mask=block_mask, key_mask=key_mask, bias=bias,
+                         relative_bias=relative_bias, window=window, q_offset=q_offset, q_segments=q_segments,
+                         k_segments=k_segments)
             key, value = self._keys, self._values
             if s.dtype == np.int8:  # for the checks: arrays of the same shapes, and of the query's dtype
                 zero = np.zeros((), float_array("query", query).dtype)
@@ -222,9 +223,9 @@ q_segments, k_segments, q_lengths, layout, want, out, num_threads
             if layout == "bnhd":
                 key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
             a = attention_args(  # by position, as attention does
-                query, key, value, mask, key_mask, bias, relative_bias, causal, s.window or window, q_offset, scale,
-                softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, np.minimum(self._lengths, s.capacity),
-                layout, want, out, num_threads)
+                query, key, value, mask, block_mask, key_mask, bias, relative_bias, causal, s.window or window,
+                q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths,
+                np.minimum(self._lengths, s.capacity), layout, want, out, num_threads)
             if s.window is not None:
                 check_cache_want(a, s, self._lengths, self._oldest)
                 self._unroll(a)

@@ -175,6 +175,10 @@ def allowed(a: Args) -> Mask:
     keep &= within_lengths(a)
     if a.mask is not None:
         keep &= a.mask
+    if a.block_mask is not None and a.block_sizes is not None:
+        rows, keys, first_row, first_key = a.block_sizes
+        cells = ((np.arange(a.q_len) + first_row) // rows)[:, None], (np.arange(a.kv_len) + first_key) // keys
+        keep &= a.block_mask[..., cells[0], cells[1]]
     if a.key_mask is not None:
         keep &= a.key_mask[..., None, None, :]
     if a.bias is not None:

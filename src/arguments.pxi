@@ -95,6 +95,9 @@ cdef int open_operands(Params* p, object args, Views* views) except -1:
     take(views, args.key, &p.key, ALL_AXES)
     take(views, args.mask, &p.mask, ALL_AXES)
     take(views, args.key_mask, &p.key_mask, COL)
+    if args.block_mask is not None:
+        take(views, args.block_mask, &p.block_mask, ALL_AXES)
+        p.mask_rows, p.mask_keys, p.mask_row, p.mask_key = args.block_sizes
     take(views, args.bias, &p.bias, ALL_AXES)
     take(views, args.relative_bias, &p.relative if p.bias.data != NULL else &p.bias, ALL_AXES)
     take(views, None if q_offset is None else numpy.asarray(q_offset, numpy.int64), &p.q_offset, 0)

@@ -7,6 +7,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "call/block_mask.h"
 #include "call/scratch.h"
 #include "gemm/cases.h"
 #include "gemm/pairs.h"

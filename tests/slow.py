@@ -43,6 +43,7 @@ class Slow:
         return not (
             self.padding(b, i, j)
             or not self.get("mask", True, *b, h, i, j)
+            or not self.in_seen_block(b, h, i, j)
             or not self.get("key_mask", True, *b, j)
             or self.get("bias", 0.0, *b, h, i, j) == -math.inf
             or self.get("relative_bias", 0.0, *b, h, j - i + self.q_len - 1) == -math.inf
@@ -51,6 +52,10 @@ class Slow:
             or (right is not None and j > p + right)
             or segment < 0
             or segment != self.get("k_segments", 0, *b, j))
+
+    def in_seen_block(self, b, h, i, j):
+        mask, rows, keys = self.options.get("block_mask") or (True, 1, 1)
+        return at(mask, *b, h, i // rows, j // keys)
 
     def score(self, b, h, i, j, stage="masked"):
         if self.padding(b, i, j) or (stage == "masked" and not self.sees(b, h, i, j)):
@@ -117,7 +122,7 @@ class Slow:
 
 
 BATCHES = [((), (), ()), ((2,), (2,), (2,)), ((2, 1), (3,), (1, 3)), ((1,), (2,), (2,)), ((), (2,), ())]
-NAMES = ("mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "scale", "softcap",
+NAMES = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "scale", "softcap",
          "alibi_slopes", "sinks", "segments", "q_lengths", "kv_lengths")
 
 
@@ -131,6 +136,7 @@ def some_option(name, random, batch, heads, q_len, kv_len):
                 "k_segments": random.integers(-1, 2, (*batch, kv_len))}
     return {name: {
         "mask": lambda: random.random(shape) < 0.7,
+        "block_mask": lambda: cells(random, full, shape),
         "key_mask": lambda: random.random((*per_batch, kv_len)) < 0.7,
         "bias": lambda: np.where(random.random(shape) < 0.2, -np.inf, random.standard_normal(shape)),
         "relative_bias": lambda: of_distances(random, full, shape),
@@ -144,6 +150,13 @@ def some_option(name, random, batch, heads, q_len, kv_len):
         "q_lengths": lambda: random.integers(0, q_len + 1, per_batch),
         "kv_lengths": lambda: random.integers(0, kv_len + 1, per_batch),
     }[name]()}
+
+
+def cells(random, full, shape):
+    """A mask over blocks of a size that need not divide the lengths."""
+    sizes = [int(random.integers(1, 2 + n)) for n in full[-2:]]
+    shape = *shape[:-2], *(-(-n // size) for n, size in zip(full[-2:], sizes, strict=True))
+    return random.random(shape) < 0.6, *sizes
 
 
 def of_distances(random, full, shape):

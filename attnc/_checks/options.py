@@ -25,6 +25,20 @@ def check_mask(mask: object, a: Args) -> np.ndarray:
     return mask
 
 
+def check_block_mask(block_mask: object, a: Args) -> tuple[np.ndarray, tuple[int, int, int, int]]:
+    """The mask over blocks; rows and keys of a block, and the row and key at which the first one begins."""
+    if not isinstance(block_mask, (tuple, list)) or len(block_mask) != 3:
+        raise TypeError(f"block_mask must be (mask, rows, keys): a bool array over blocks and the size of a block, "
+                        f"got {describe(block_mask)}")
+    given, rows, keys = block_mask
+    mask = bools("mask of block_mask", given, "attend", "a 0/1 mask is mask.astype(bool)")
+    rows, keys = (integer(f"{name} of block_mask", size, 1, 2**62) for name, size in (("rows", rows), ("keys", keys)))
+    lead, axes = ((), "") if a.two_d else ((*a.batch, a.q_heads), "batch..., q_heads, ")
+    check_fits("mask of block_mask", mask.shape, (*lead, -(-a.q_len // rows), -(-a.kv_len // keys)),
+               f"({axes}ceil(q_len / rows), ceil(kv_len / keys))", exact=2)
+    return mask, (rows, keys, 0, 0)
+
+
 def check_key_mask(key_mask: object, a: Args) -> np.ndarray:
     """The mask that holds for all rows of a batch element."""
     key_mask = bools("key_mask", key_mask, "attend", "a 0/1 mask is key_mask.astype(bool)")

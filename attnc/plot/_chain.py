@@ -163,6 +163,7 @@ def _one_row(args: Args, head: int, row: int) -> tuple[np.ndarray, np.ndarray, n
         "mask": None if args.mask is None else np.broadcast_to(args.mask, whole)[head, row:row + 1],
         "bias": None if args.bias is None else np.broadcast_to(args.bias, whole)[head, row:row + 1],
         "relative_bias": None if args.relative_bias is None else np.broadcast_to(args.relative_bias, whole)[head, row],
+        "block_mask": _cells_of_row(args, head, row),
         "key_mask": args.key_mask,
         "sinks": None if args.sinks is None else args.sinks[head:head + 1],
         "alibi_slopes": None if args.alibi_slopes is None else args.alibi_slopes[..., head:head + 1].reshape(1),
@@ -172,6 +173,15 @@ def _one_row(args: Args, head: int, row: int) -> tuple[np.ndarray, np.ndarray, n
         "q_lengths": None if args.q_lengths is None else int(row < int(_number(args.q_lengths, args.q_len))),
     }
     return args.query[head, row:row + 1], args.key[kv_head], np.asarray(args.value)[kv_head], options
+
+
+def _cells_of_row(args: Args, head: int, row: int) -> tuple[np.ndarray, int, int] | None:
+    """The mask over blocks of keys of one row."""
+    if args.block_mask is None or args.block_sizes is None:
+        return None
+    rows, keys, _, _ = args.block_sizes
+    cells = np.broadcast_to(args.block_mask, (args.q_heads, *args.block_mask.shape[-2:]))[head]
+    return cells[row // rows][None], 1, keys
 
 
 def _number(array: int | np.ndarray | None, default: int) -> int:

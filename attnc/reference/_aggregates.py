@@ -82,6 +82,7 @@ def one_head(a: Args, places: Shape) -> Args:
     one.key = of(a.key, *a.key.shape[-3:])[kv_head:kv_head + 1]
     one.mask, one.bias, one.relative_bias = (
         of_head(x, a.q_len, a.kv_len) for x in (a.mask, a.bias, a.relative_bias))
+    one.block_mask = None if a.block_mask is None else of_head(a.block_mask, *a.block_mask.shape[-2:])
     one.alibi_slopes, one.sinks = of_head(a.alibi_slopes), of_head(a.sinks)
     one.key_mask, one.k_segments, one.q_segments = of(a.key_mask, a.kv_len), of(a.k_segments, a.kv_len), \
         of(a.q_segments, a.q_len)

@@ -9,7 +9,7 @@ import numpy as np
 from .._checks import attention_args, check_lse, options_of, weighted_sum_args
 from .._checks.arrays import as_array
 from .._checks.spellings import hides_unknown, unexpected
-from .._types import Array, ArrayLike, Layout, Options, Wanted, Window
+from .._types import Array, ArrayLike, BlockMask, Layout, Options, Wanted, Window
 from ..results import AttentionResult
 from ._chain import run, sum_of_values, weights_under
 from ._weights import AttentionWeights
@@ -30,13 +30,13 @@ def attention(
 @hides_unknown
 def attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
-        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
-        causal: bool = False,
-        window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
-        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
+        block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
+        layout: Layout = "bhnd", want: Wanted | tuple[()] = (), out: Array | None = None,
+        num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
     """Softmax of the scores of query and key, times value: the definition of `attnc.attention`.
 
     Row ``i`` stands at position ``p = i + q_offset``, key ``j`` at ``j``; the row sees the keys that all masks allow::
@@ -72,13 +72,14 @@ def attention(
 
 @hides_unknown
 def attention_weights(
-        query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
-        window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
-        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray:
+        query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
+        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
+        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+        lse: ArrayLike | None = None, out: Array | None = None, num_threads: int | None = None,
+        **unknown: Never) -> np.ndarray:
     """The weights of `attention`, for every row and key: the definition of `attnc.attention_weights`.
 
     Parameters, results and errors are those of `attnc.attention_weights`.

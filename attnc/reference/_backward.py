@@ -9,7 +9,7 @@ import numpy as np
 from .. import masks
 from .._checks import Args, BackwardArgs, backward_args, options_of, softmax_backward_args
 from .._checks.spellings import hides_unknown, unexpected
-from .._types import ArrayLike, Axes, Gradient, Layout, Shape, Window
+from .._types import ArrayLike, Axes, BlockMask, Gradient, Layout, Shape, Window
 from ..results import AttentionGradients
 from ._scores import masked_scores, per_query_head, product, stored_scores, unmasked_scores
 from ._softmax import softmax_of_scores
@@ -18,13 +18,13 @@ from ._softmax import softmax_of_scores
 @hides_unknown
 def attention_backward(
         grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
-        *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-        q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
-        layout: Layout = "bhnd", want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None,
-        num_threads: int | None = None, **unknown: Never) -> AttentionGradients:
+        *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None,
+        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
+        window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Gradient = ("query", "key", "value"),
+        grad_lse: ArrayLike | None = None, num_threads: int | None = None, **unknown: Never) -> AttentionGradients:
     """Gradients of attention: the definition of `attnc.attention_backward`.
 
     With the weights w of a row, its values v and its gradient g::

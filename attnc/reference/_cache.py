@@ -10,7 +10,7 @@ from .._checks import OPTIONS, append_args, cache_sizes, check_attend, options_o
 from .._checks.arrays import accumulator, float_array
 from .._checks.spellings import hides_unknown, unexpected
 from .._lock import Locked
-from .._types import Array, ArrayLike, CacheOptions, DTypeLike, Layout, Wanted, Window
+from .._types import Array, ArrayLike, BlockMask, CacheOptions, DTypeLike, Layout, Wanted, Window
 from ..results import AttentionResult
 from ._attention import attention
 
@@ -71,18 +71,19 @@ class KVCache(Locked):
 
     @hides_unknown
     def attend(
-            self, query: ArrayLike, *, mask: ArrayLike | None = None, key_mask: ArrayLike | None = None,
-            bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
-            window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
-            softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-            q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+            self, query: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
+            key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
+            causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+            scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+            sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
             q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
             out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
         """Attention of a query over the tokens that are there; its last row stands at the last token."""
         if unknown:
             unexpected(KVCache.attend, unknown)
-        check_attend(self._sizes, mask=mask, key_mask=key_mask, bias=bias, relative_bias=relative_bias, window=window,
-                     q_offset=q_offset, q_segments=q_segments, k_segments=k_segments)
+        check_attend(self._sizes, mask=mask, block_mask=block_mask, key_mask=key_mask, bias=bias,
+                     relative_bias=relative_bias, window=window, q_offset=q_offset, q_segments=q_segments,
+                     k_segments=k_segments)
         query = float_array("query", query)
         scaled = self._sizes.dtype == np.int8
         wide = query.astype(accumulator(query.dtype), copy=False) if scaled else query

@@ -40,6 +40,13 @@ def part(a: Args, *, batch: tuple[slice, ...] = (), heads: slice = ALL, rows: sl
     some.key = _cut(a.key, batch, (kv_heads, keys, ALL))
     some.mask, some.bias, some.relative_bias = (
         _cut_option(x, batch, (heads, rows, keys)) for x in (a.mask, a.bias, a.relative_bias))
+    if a.block_mask is not None and a.block_sizes is not None:
+        of_rows, of_keys, row, key = a.block_sizes
+        row, key = row + r0, key + k0
+        cells = (slice(row // of_rows, -(-(row + r1 - r0) // of_rows)),
+                 slice(key // of_keys, -(-(key + k1 - k0) // of_keys)))
+        some.block_mask = _cut_whole(a.block_mask, batch, heads, cells)
+        some.block_sizes = of_rows, of_keys, row % of_rows, key % of_keys
     some.key_mask = _cut_option(a.key_mask, batch, (keys,))
     some.alibi_slopes, some.sinks = _cut_option(a.alibi_slopes, batch, (heads,)), _cut_option(a.sinks, (), (heads,))
     some.q_segments, some.k_segments = (
@@ -65,8 +72,8 @@ def one_head(a: Args, places: tuple[int, ...]) -> Args:
     return some
 
 
-_TRAILING = dict(query=3, key=3, mask=3, bias=3, relative_bias=3, key_mask=1, alibi_slopes=1, q_segments=1,
-                 k_segments=1, q_offset=0, q_lengths=0, kv_lengths=0)
+_TRAILING = dict(query=3, key=3, mask=3, block_mask=3, bias=3, relative_bias=3, key_mask=1, alibi_slopes=1,
+                 q_segments=1, k_segments=1, q_offset=0, q_lengths=0, kv_lengths=0)
 
 
 def _cut(x: np.ndarray, batch: tuple[slice, ...], trailing: tuple[slice, ...]) -> np.ndarray:
@@ -75,6 +82,11 @@ def _cut(x: np.ndarray, batch: tuple[slice, ...], trailing: tuple[slice, ...]) -
     lengths = x.shape[x.ndim - len(index):]
     places: list[Any] = [one if length != 1 else ALL for one, length in zip(index, lengths, strict=True)]
     return x[(..., *places)]
+
+
+def _cut_whole(x: np.ndarray, batch: tuple[slice, ...], heads: slice, cells: tuple[slice, slice]) -> np.ndarray:
+    """The part of a mask over blocks, whose last two axes are never broadcast."""
+    return _cut(x[..., cells[0], cells[1]], batch, (heads, ALL, ALL))
 
 
 def _cut_option(x: np.ndarray | None, batch: tuple[slice, ...], trailing: tuple[slice, ...]) -> np.ndarray | None:

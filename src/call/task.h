@@ -45,7 +45,7 @@ typedef struct {
     const char *query, *key, *value;     /* of the batch element; key and value: of the kv head */
     const float *key_scale, *value_scale;
     char *out, *lse, *weights, *scores;
-    const char *mask, *key_mask, *bias, *relative, *q_segments, *k_segments;
+    const char *mask, *block_mask, *key_mask, *bias, *relative, *q_segments, *k_segments;
 
     const void **q_rows;                 /* [row] address of the query */
     void *q;                             /* [row][head_dim] copies */

@@ -16,10 +16,12 @@ SIZES = dict(batch=(2,), q_heads=4, kv_heads=2, q_len=9, kv_len=13, head_dim=6, 
 MASK = RANDOM.random((4, 9, 13)) < 0.7
 MASK[1, 2] = False                          # a row that sees nothing
 BIAS = RANDOM.standard_normal((2, 1, 9, 13))
+CELLS = np.array([[1, 0, 1], [0, 0, 1], [1, 1, 0]], bool)
 RELATIVE = RANDOM.standard_normal((2, 4, 21))
 OPTIONS = {
     "plain": {},
     "mask": {"mask": MASK},
+    "block_mask": {"block_mask": (CELLS, 4, 5), "causal": True},
     "key_mask": {"key_mask": np.arange(13) != 4},
     "bias": {"bias": BIAS},
     "relative_bias": {"relative_bias": RELATIVE},

@@ -42,12 +42,14 @@ def test_grouped_heads_are_repeated_heads(isa, arrays):
 
 
 def test_options_are_masks(isa, arrays):
-    """Causal, windows, lengths, segments and bias -inf say what a mask could say, to the bit."""
+    """Causal, windows, lengths, segments, blocks and bias -inf say what a mask could say, to the bit."""
     query, key, value = arrays
     q_len, kv_len = query.shape[-2], key.shape[-2]
     lengths = np.array([kv_len - 5, kv_len // 2])
     q_segments, k_segments = np.arange(q_len) % 3 - 1, np.arange(kv_len) % 4 - 1
     causal = masks.causal_mask(q_len, kv_len)
+    cells = np.random.default_rng(2).random((query.shape[1], -(-q_len // 16), -(-kv_len // 48))) < 0.3
+    blocks = np.repeat(np.repeat(cells, 16, -2)[:, :q_len], 48, -1)[..., :kv_len]
     for options, mask in (
             ({"causal": True}, causal),
             ({"causal": True, "q_offset": 3}, masks.causal_mask(q_len, kv_len, 3)),
@@ -55,6 +57,8 @@ def test_options_are_masks(isa, arrays):
             ({"key_mask": masks.length_mask(lengths, kv_len)}, masks.length_mask(lengths, kv_len)[:, None, None]),
             ({"kv_lengths": lengths, "q_offset": 0}, masks.length_mask(lengths, kv_len)[:, None, None]),
             ({"q_segments": q_segments, "k_segments": k_segments}, masks.segment_mask(q_segments, k_segments)),
+            ({"block_mask": (cells, 16, 48)}, blocks),
+            ({"block_mask": (cells, 16, 48), "causal": True}, blocks & causal),
             ({"mask": causal, "window": (40, None)}, causal & masks.window_mask(q_len, kv_len, (40, None)))):
         one = attnc.attention(query, key, value, want=WANT, **options)
         other = attnc.attention(query, key, value, want=WANT, mask=mask)

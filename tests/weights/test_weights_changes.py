@@ -79,6 +79,7 @@ def test_before_the_first_answer_arrays_may_change(isa, name):
 
 
 OPERANDS = {
+    "block_mask": (np.ones((3, 3), bool), False),
     "query": (None, 0.5), "key": (None, 0.5), "mask": (np.ones((9, 12), bool), False),
     "key_mask": (np.ones((2, 12), bool), False), "bias": (np.zeros((4, 9, 12), np.float32), np.nan),
     "relative_bias": (np.zeros((4, 20), np.float32), 0.5),
@@ -96,7 +97,8 @@ def test_every_operand_is_watched(isa, name):
     array, other = OPERANDS[name]
     if array is not None:
         arrays[name] = array.copy()
-    W = attnc.AttentionWeights(**arrays)
+    sized = {"block_mask": (arrays[name], 4, 4)} if name == "block_mask" else {}
+    W = attnc.AttentionWeights(**arrays | sized)
     if name != "lse":
         W.max()
     head = W.head(1, 3)
@@ -105,7 +107,7 @@ def test_every_operand_is_watched(isa, name):
     for ask in (lambda: W.key_mass(), lambda: W.head(1, 3)):
         with pytest.raises(RuntimeError, match=changed):
             ask()
-    if name == "mask":                                      # of all heads
+    if name in ("mask", "block_mask"):                      # of all heads
         with pytest.raises(RuntimeError, match=changed):
             head.max()
     else:

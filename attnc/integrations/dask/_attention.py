@@ -63,6 +63,7 @@ def attention(
     """
     if set(check_want(want)) - {"lse"}:
         raise ValueError(f"want={want!r}; wanted 'lse' or nothing: AttentionWeights has the weights and statistics")
+    block_mask = None       # its blocks would have to meet those of the arrays
     options = dict(zip(OPTIONS, options_of(locals()), strict=True), num_threads=num_threads)
     grid = Grid(query, key, value, options)
     output, lse = states(grid)
