@@ -254,7 +254,11 @@ q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
         if all(getattr(a, name) is None or getattr(a, name) is False for name in _FORBIDS):
             return None
         query, key = (np.zeros((*array.shape[:-1], 1), np.float32) for array in (a.query, a.key))
-        return AttentionWeights(query, key, **{name: getattr(a, name) for name in _WHERE})
+        where = {name: getattr(a, name) for name in _WHERE}
+        if a.relative_bias is not None:     # by place, of which the first column and the first row hold every distance
+            where["relative_bias"] = np.concatenate([a.relative_bias[..., ::-1, 0], a.relative_bias[..., 0, 1:]], -1)
+        return AttentionWeights(query, key, **where)
+
 
 def _read_only(x: Array) -> Array:
     view = x.view()
