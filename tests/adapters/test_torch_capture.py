@@ -31,6 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention as early
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+import attnc
 from attnc.integrations.torch import capture, patch
 from attnc.integrations.torch import scaled_dot_product_attention as ours
 
@@ -194,13 +195,14 @@ def test_decoder_and_cross_attention(x):
         ("decoder.layers.1.multihead_attn", 4, (7, 5))]
 
 
+class Ranks(nn.Module):
+    def forward(self, x):
+        return by_name(x, x, x)
+
+
 @pytest.mark.parametrize("shape", [(LENGTH, 8), (HEADS, LENGTH, 8), (2, 3, HEADS, LENGTH, 8)])
 def test_ranks(shape):
-    class Model(nn.Module):
-        def forward(self, x):
-            return early(x, x, x)
-
-    x, model = torch.randn(shape), Model()
+    x, model = torch.randn(shape), Ranks()
     with capture(model, "weights") as records:
         model(x)
     wanted = (x @ x.mT / 8 ** 0.5).softmax(-1)
@@ -263,6 +265,37 @@ def test_within_patch_the_output_is_attncs(x):
     with capture(model, "weights") as records, patch():
         assert torch.equal(model(x), wanted)
     assert len(records) == 2
+
+
+@pytest.mark.parametrize("function", [ours, by_options, transposed])
+def test_statistics_beside_the_output_of_attnc(function, x, monkeypatch):
+    """Without gradients they are computed with it, and are the same; the output keeps its bits."""
+    sweeps, theirs = [], attnc.AttentionWeights.summary
+    monkeypatch.setattr(attnc.AttentionWeights, "summary",
+                        lambda self, **asked: [sweeps.append(1), theirs(self, **asked)][1])
+    model, what = two(function), ("lse", "entropy", "argmax")
+    found = []
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            wanted = model(x)
+            with capture(model, what) as records, capture(model[1], "max") as part:
+                assert torch.equal(model(x), wanted)
+            found.append([*records, *part])
+        assert len(sweeps) == (3 if grad else 0)
+    for name in (*what, "max"):
+        for beside, swept in zip(*found, strict=True):
+            if hasattr(swept, name):
+                assert getattr(beside, name).shape == getattr(swept, name).shape == (2, HEADS, LENGTH)
+                assert_close(getattr(beside, name), getattr(swept, name))
+    with torch.no_grad(), capture(model, ("max", "topk")), capture(model, "max", heads=1), \
+            capture(model, "entropy", rows=slice(2)):
+        model(x)
+    assert len(sweeps) == 9
+    x = torch.randn(LENGTH, 8)
+    model = Ranks()
+    with torch.no_grad(), patch(), capture(model, "max") as records:
+        model(x)
+    assert records[0].max.shape == (1, LENGTH) and len(sweeps) == 9
 
 
 def test_under_other_modes(x):

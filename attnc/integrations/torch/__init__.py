@@ -124,11 +124,18 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, wa
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, want: Any, options: dict[str, Any],
             order: list[int] | None = None) -> torch.Tensor | attnc.AttentionResult:
     """Attention of tensors that were checked, seen by those who watch for calls."""
-    if torch.compiler.is_compiling() or not _calls.watching():
+    if torch.compiler.is_compiling() or not _calls.watching(within_patch=True):
         return _compute(query, key, value, want, options, order)
-    found = _calls.busy(_compute, query, key, value, want, options, order)
-    _calls.tell(query, key, value, options, found.output if want else found)
-    return found
+    names = (want,) if isinstance(want, str) else tuple(want)
+    graph = torch.is_grad_enabled() and any([x.requires_grad for x in (query, key, value, *options.values())
+                                             if isinstance(x, torch.Tensor)])
+    beside = () if graph else _calls.beside()
+    found = _calls.busy(_compute, query, key, value, tuple(dict.fromkeys((*names, *beside))), options, order)
+    statistics = {name: _tensors.array(getattr(found, name)) for name in beside}
+    result = attnc.AttentionResult(found.output, **{name: getattr(found, name) for name in names}) if names \
+        else found.output if beside else found
+    _calls.tell(query, key, value, options, found.output if names or beside else found, statistics)
+    return result
 
 
 def _compute(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, want: Any, options: dict[str, Any],

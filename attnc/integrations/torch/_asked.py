@@ -11,6 +11,7 @@ from ._records import AttentionRecord
 
 STATISTICS = ("topk", "key_mass", "entropy", "map", "effective_keys", "max", "argmax", "mean_position",
               "mean_distance", "key_max", "lse")
+BESIDE = frozenset(("entropy", "max", "argmax", "lse"))     # that attnc's attention gives beside its output
 TENSORS = ("weights", "value", "grad_output")
 NAMES = (*STATISTICS, *TENSORS, "relevance")
 

@@ -17,6 +17,7 @@ import types
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
@@ -35,11 +36,14 @@ _FUSED = (torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer, torch.n
 class Call:
     """One call of attention: (..., heads, length, dim) tensors and options of `attnc.attention`.
 
-    `output` is the tensor whose gradient `grad_output` turns into that of the attention's output.
+    `output` is the tensor whose gradient `grad_output` turns into that of the attention's output; `statistics` came out
+    of the same computation.
     """
 
     def __init__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any],
-                 output: torch.Tensor, grad_output: Callable[[torch.Tensor], torch.Tensor] | None = None):
+                 output: torch.Tensor, grad_output: Callable[[torch.Tensor], torch.Tensor] | None = None,
+                 statistics: dict[str, np.ndarray] | None = None):
+        self.statistics = statistics or {}
         self.options = {name: x for name, x in options.items() if name != "layout"}
         if options.get("layout") == "bnhd":
             query, key, value = (x.transpose(-2, -3) for x in (query, key, value))
@@ -47,6 +51,7 @@ class Call:
         if query.ndim == 2:
             query, key, value = query[None], key[None], value[None]
             grad_output = grad_output or (lambda grad: grad[None])
+            self.statistics = {name: x[None] for name, x in self.statistics.items()}
         self.query, self.key, self.value = query, key, value
         self.output, self.grad_output = output, grad_output or (lambda grad: grad)
 
@@ -62,6 +67,10 @@ class Watcher:
     def take(self, layer: str, call: int, index: int, seen: Call) -> None:
         raise NotImplementedError
 
+    def beside(self, layer: str, call: int, index: int) -> tuple[str, ...]:
+        """Statistics of this call to be computed beside its output, if it is attnc that computes it."""
+        raise NotImplementedError
+
     def unseen(self, layer: str) -> None:
         """Called when a MultiheadAttention has run of which no call was seen."""
         raise NotImplementedError
@@ -75,13 +84,18 @@ class _Pass:
         self.modules: list[torch.nn.Module] = []
         self.calls: collections.Counter[str] = collections.Counter()
 
-    def see(self, seen: Call, weight: torch.Tensor | None) -> None:
-        names, module = self.watcher.names, self.modules[-1]
+    def place(self, weight: torch.Tensor | None = None) -> tuple[str, int, int]:
+        """Layer, call and index of the next call of attention."""
+        module = self.modules[-1]
         if weight is not None:      # the fused layer does not call the module of its attention
             module = next((x for x in module.children() if getattr(x, "in_proj_weight", None) is weight), module)
-        layer, index = names[id(module)], self.calls.total()
-        self.calls[layer] += 1
-        self.watcher.take(layer, self.calls[layer] - 1, index, seen)
+        layer = self.watcher.names[id(module)]
+        return layer, self.calls[layer], self.calls.total()
+
+    def see(self, seen: Call, weight: torch.Tensor | None) -> None:
+        place = self.place(weight)
+        self.calls[place[0]] += 1
+        self.watcher.take(*place, seen)
 
 
 class _Here(threading.local):
@@ -93,6 +107,8 @@ class _Here(threading.local):
         self.busy = False       # in the function that was seen: what it calls is part of it
         self.probe = False      # whether a call of attention gives its arguments in place of a result
         self.packed: torch.Tensor | None = None     # a query whose rows are heads that share a key head
+        self.beside: tuple[str, ...] = ()       # statistics that are wanted of the call in progress,
+        self.statistics: dict[str, np.ndarray] = {}     # and those that came of it
         self.compiled = False   # whether a compiled function was called
 
 
@@ -102,9 +118,9 @@ _watchers: tuple[Watcher, ...] = ()         # of all threads
 _mine: ContextVar[tuple[Watcher, ...]] = ContextVar("attnc_watchers", default=())
 
 
-def watching() -> bool:
-    """Whether calls of attention in this thread are to be seen."""
-    return bool(here.passes) and not here.busy
+def watching(within_patch: bool = False) -> bool:
+    """Whether calls of attention in this thread are to be seen, or one by `patch` is to give statistics."""
+    return bool(here.passes) and (not here.busy or (within_patch and bool(here.beside)))
 
 
 def enter(watcher: Watcher) -> None:
@@ -212,11 +228,11 @@ class _Arguments(Exception):
 
 def busy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A call of which all that it calls is part."""
-    here.busy = True
+    before, here.busy = here.busy, True
     try:
         return function(*args, **kwargs)
     finally:
-        here.busy = False
+        here.busy = before
 
 
 def _tell(seen: Call, weight: torch.Tensor | None = None) -> None:
@@ -226,10 +242,20 @@ def _tell(seen: Call, weight: torch.Tensor | None = None) -> None:
                 each.see(seen, weight)
 
 
+def beside() -> tuple[str, ...]:
+    """Statistics to be computed beside the output of the next call of attnc's own attention."""
+    if here.busy:
+        return here.beside
+    return tuple(dict.fromkeys(name for each in here.passes for name in each.watcher.beside(*each.place())))
+
+
 def tell(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any],
-         output: torch.Tensor) -> None:
+         output: torch.Tensor, statistics: dict[str, np.ndarray]) -> None:
     """A call of attnc's own attention."""
-    _tell(Call(query, key, value, options, output))
+    if here.busy:
+        here.statistics = statistics
+    else:
+        _tell(Call(query, key, value, options, output, statistics=statistics))
 
 
 def _sdpa_arguments(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
@@ -244,7 +270,11 @@ def sdpa(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
     if here.probe:
         raise _Arguments(*_refusing(_sdpa_arguments, *args, **kwargs))
     packed, here.packed = here.packed, None
-    output = busy(theirs, *args, **kwargs)
+    here.beside, here.statistics = beside(), {}
+    try:
+        output = busy(theirs, *args, **kwargs)
+    finally:
+        statistics, here.beside, here.statistics = here.statistics, (), {}
     query, key, value, options = _refusing(_sdpa_arguments, *args, **kwargs)
     if args and args[0] is packed:
         heads = query.shape[1] * query.shape[2]
@@ -254,7 +284,7 @@ def sdpa(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         seen = Call(query.reshape(len(query), heads, 1, -1), key, value, options, output,
                     lambda grad: grad.reshape(len(grad), heads, 1, -1))
     else:
-        seen = Call(query, key, value, options, output)
+        seen = Call(query, key, value, options, output, statistics=statistics)
     _tell(seen)
     return output
 

@@ -13,7 +13,7 @@ import torch
 from ... import AttentionWeights
 from ...weights._slices import part
 from . import _calls
-from ._asked import STATISTICS, Heads, Layer, Place, What, asked, head_list, layer_list, row_slice
+from ._asked import BESIDE, STATISTICS, Heads, Layer, Place, What, asked, head_list, layer_list, row_slice
 from ._records import AttentionRecord, Records
 from ._tensors import as_array
 
@@ -103,6 +103,7 @@ class _Collector(_calls.Watcher):
         super().__init__(model)
         _refuse_graphs(self.names, model)
         self.names_asked, self.functions = asked(what)
+        self.statistics = tuple(name for name in self.names_asked if name in STATISTICS)
         self.bins, self.topk, self.rows = bins, topk, row_slice(rows)
         self.heads = heads if isinstance(heads, Mapping) else None
         self.same_heads = None if heads is None or self.heads is not None else head_list(heads)
@@ -134,6 +135,13 @@ class _Collector(_calls.Watcher):
         raise ValueError(f"capture cannot see the attention of {layer!r}, a MultiheadAttention that does not call "
                          "scaled_dot_product_attention")
 
+    def beside(self, layer: str, call: int, index: int) -> tuple[str, ...]:
+        if self.rows is not None or self.heads is not None or self.same_heads is not None \
+                or not BESIDE.issuperset(self.statistics) \
+                or not (self.layers is None or any([place.meets(layer, call, index) for place in self.layers])):
+            return ()
+        return self.statistics
+
     def take(self, layer: str, call: int, index: int, seen: _calls.Call) -> None:
         self.ran = max(self.ran, index + 1)
         reordered = self._order.moved(layer, call, index, seen.key, seen.query.shape[-2])
@@ -161,12 +169,13 @@ class _Collector(_calls.Watcher):
         if keep or self.functions:
             weights._check_operands()       # from now on its options must stay as they are in this call
         record.shape = weights.shape
-        asked: dict[str, Any] = {name: True for name in self.names_asked if name in STATISTICS}
+        asked: dict[str, Any] = dict.fromkeys(self.statistics, True)
         if "topk" in asked:
             asked["topk"] = self.topk
         if "map" in asked:
             asked["map"] = tuple(map(min, self.bins, weights.shape[-2:]))
-        found = vars(weights.summary(**asked)) if asked else {}
+        found = {} if not asked else seen.statistics if self.rows is None and heads is None and \
+            seen.statistics.keys() >= asked.keys() else vars(weights.summary(**asked))
         for name in self.names_asked:
             if name in STATISTICS:
                 setattr(record, name, found[name])
