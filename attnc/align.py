@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from . import _cpu
 from ._checks import align_args
-
-if TYPE_CHECKING:
-    from ._types import ArrayLike, Integers
+from ._types import ArrayLike, Integers
 
 BLOCK = 1 << 22         # compared elements of one piece, which takes milliseconds: signals come between pieces
 

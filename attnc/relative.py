@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ._checks.arrays import accumulator, float_array
 from ._checks.scalars import MAX_OFFSET, integer
-
-if TYPE_CHECKING:
-    from ._types import Array, ArrayLike
+from ._types import Array, ArrayLike
 
 
 def t5_relative_bias(table: ArrayLike, q_len: int, kv_len: int, *, q_offset: int | None = None,

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .._checks import integer
 from .._checks import weights as checks
 from .._checks.index import check_index
+from .._types import Array, Folded, Index, Progress
 from ..results import SparseWeights
 from . import _places
 from ._held import Held
-
-if TYPE_CHECKING:
-    from .._types import Array, Folded, Index, Progress
 
 
 class Blocks(Held):

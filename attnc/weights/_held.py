@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .._checks import Args
 from .._checks.index import check_index
+from .._types import Array, Progress, Report
 from ..results import TopKeys
 from . import _operands, _places, _sweeps
 from ._sweeps import Steps
-
-if TYPE_CHECKING:
-    from .._types import Array, Progress, Report
 
 ALL = slice(None)
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .._checks import Args
 from .._checks import weights as checks
+from .._types import Array, ArrayLike, HeadsReduced, Integers, Progress, Reduced, Rows
 from . import _sweeps
 from ._held import Held
 from ._sweeps import Bins, Steps
-
-if TYPE_CHECKING:
-    from .._types import Array, ArrayLike, HeadsReduced, Integers, Progress, Reduced, Rows
 
 
 class KeyStatistics(Held):

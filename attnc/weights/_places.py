@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -13,11 +13,9 @@ from . import _sweeps
 from ._slices import part
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from ._held import Held
 
-    Place: TypeAlias = slice | np.ndarray
+Place: TypeAlias = slice | np.ndarray
 
 BLOCK_BYTES = 8 << 20     # of dense weights that are made only to take some of them
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,14 +10,12 @@ import numpy as np
 from .. import _call
 from .._checks import Args
 from .._checks import weights as checks
+from .._types import Array, ArrayLike, Progress
 from . import _sweeps
 from ._slices import part
 from ._sweeps import COLUMNS, Steps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .._types import Array, ArrayLike, Progress
     from ._weights import AttentionWeights
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .. import _call
 from .._checks import weights as checks
+from .._types import Array, ArrayLike, Integers, Progress
 from ..results import TopKeys
 from ._held import Held
 from ._slices import part
-
-if TYPE_CHECKING:
-    from .._types import Array, ArrayLike, Integers, Progress
 
 ROW_BLOCK = 1024     # rows whose mask is joined with another one at a time
 

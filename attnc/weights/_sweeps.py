@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .. import _call, _isa
 from .._checks import Args
 from .._checks.weights import check_progress
-
-if TYPE_CHECKING:
-    from .._types import Progress, Report
+from .._types import Progress, Report
 
 UNITS = 1000         # of progress
 COLUMNS = 64         # of a product with the transpose: their sums of a block of keys fit in half of L2

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import Any, Never, Self
 
 import numpy as np
 
 from .._checks import Args, attention_args, check_lse
 from .._checks import weights as checks
 from .._checks.spellings import hides_unknown, unexpected
+from .._types import Array, ArrayLike, BlockMask, DTypeLike, Layout, Progress, Window
 from ..results import WeightsSummary
 from . import _operands, _products, _sweeps
 from ._blocks import Blocks
 from ._keys import KeyStatistics
 from ._rows import RowStatistics
 from ._slices import one_head
-
-if TYPE_CHECKING:
-    from .._types import Array, ArrayLike, BlockMask, DTypeLike, Layout, Progress, Window
 
 ALL = slice(None)
 # Every option that says which keys a row may see.

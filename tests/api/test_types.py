@@ -1,6 +1,7 @@
 """What the annotations say of results and arguments, against what runs."""
 
 import collections.abc
+import inspect
 import operator
 import re
 import sys
@@ -181,6 +182,16 @@ def test_overloads_take_the_options_of_the_function(function):
     for one in typing.get_overloads(function):
         assert hints(one).keys() == own.keys()
         assert {name: hint for name, hint in hints(one).items() if hint != own[name]}.keys() <= {"want", "return"}
+
+
+ARRAYS_ALONE = [name for name in attnc.reference.__all__
+                if inspect.isfunction(getattr(attnc, name)) and name != "rollout"]      # which takes AttentionWeights
+
+
+@pytest.mark.parametrize("module", [attnc, attnc.reference])
+@pytest.mark.parametrize("name", ARRAYS_ALONE)
+def test_hints_of_functions_of_arrays_are_there_at_run_time(module, name):
+    assert typing.get_type_hints(getattr(module, name))["return"]
 
 
 def literals(function):
