@@ -10,6 +10,7 @@ pytestmark = pytest.mark.peers
 GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery"
 JOBS = {    # and the packages without which it cannot run
     "chemistry": ("torch", "transformers", "rxnmapper"),
+    "long_document": ("torch",),
     "proteins": ("torch", "transformers", "sapiens"),
     "speech": ("torch", "numba", "tiktoken", "whisper"),
 }
