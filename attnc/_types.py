@@ -44,7 +44,7 @@ State = TypeVar("State", bound=tuple[ArrayLike, ArrayLike] | list[Any])      # a
 Folded = TypeVar("Folded")
 
 
-BlockMask: TypeAlias = tuple[ArrayLike, int, int]      # a mask over blocks of so many rows and keys
+BlockMask: TypeAlias = tuple[ArrayLike, int, int]      # a mask over blocks of rows by keys
 
 
 class SharedOptions(TypedDict, total=False):

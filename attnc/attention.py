@@ -63,8 +63,8 @@ def attention(
     mask : bool array, optional
         True = attend; broadcasts to (..., q_heads, q_len, kv_len).
     block_mask : tuple (mask, rows, keys), optional
-        A bool array (batch..., q_heads, ceil(q_len / rows), ceil(kv_len / keys)), True = attend, over blocks of so many
-        rows and keys, which count from 0. Blocks of keys that no row of a block may see cost nothing.
+        A bool array (batch..., q_heads, ceil(q_len / rows), ceil(kv_len / keys)), True = attend, over blocks of `rows`
+        by `keys` places, which count from 0. Blocks of keys that no row of a block may see cost nothing.
     key_mask : bool array (batch..., kv_len), optional
         True = attend, for all rows of a batch element.
     bias : float array, optional
