@@ -48,6 +48,9 @@ def all_calls(seed=0, q_len=30, kv_len=90, dtype="float32", steep=1):
         "softmax_backward": lambda: attnc.softmax_backward(weights, weights),
         "log_softmax_backward": lambda: attnc.log_softmax_backward(weights, weights, 1),
         "attention_varlen": lambda: attnc.attention_varlen(*tokens, *bounds, causal=True, want="lse"),
+        "attention_varlen_backward": lambda: attnc.attention_varlen_backward(
+            tokens[0], *tokens, *attnc.attention_varlen(*tokens, *bounds, want="lse"), *bounds),
+        "attention_weights_varlen": lambda: [w.dense() for w in attnc.attention_weights_varlen(*tokens[:2], *bounds)],
         "merge_states": lambda: attnc.merge_states([(result.output, result.lse)] * 3),
         "AttentionState": streamed,
         "KVCache": lambda: cached("float32"),
