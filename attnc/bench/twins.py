@@ -98,6 +98,15 @@ def _packed(arrays: Arrays, options: Options) -> Iterator[Trio]:
     packed = [x[:bound[-1]] for x, bound in zip(packed, (bounds[0], bounds[1], bounds[1]), strict=True)]
     results = _three(lambda module, *each: module.attention_varlen(*each, *bounds, **options), *packed)
     yield Trio("attention_varlen", *results, largest(arrays[2]))
+    results = _three(lambda module, *each: module.attention_weights_varlen(*each, *bounds, **options)[-1][...],
+                     *packed[:2])
+    yield Trio("attention_weights_varlen", *results, 1.0)
+    given = reference.attention_varlen(*packed, *bounds, want="lse", **options)
+    inputs = np.ones_like(given.output), *packed, given.output, given.lse
+    gradients = _three(lambda module, *each: module.attention_varlen_backward(*each, *bounds, want="value", **options),
+                       *inputs)
+    got, exact, honest = (found.value for found in gradients)
+    yield Trio("attention_varlen_backward value", got, exact, honest, largest(exact))
 
 
 def _parts(arrays: Arrays, options: Options) -> Iterator[Trio]:
@@ -165,6 +174,12 @@ def _whole_process(arrays: Arrays, options: Options) -> Iterator[Trio]:
     """Slopes beside their formula; an alignment; the same bits with other numbers of threads."""
     slopes = 2.0 ** -np.arange(1, 9)
     yield Trio("alibi_slopes", attnc.alibi_slopes(8), slopes, slopes, 1.0)
+    random = np.random.default_rng(0)
+    table, of_bias = random.standard_normal((32, 3)), random.standard_normal((3, 69))
+    results = _three(lambda module, *each: module.t5_relative_bias(*each, 30, 40), table)
+    yield Trio("t5_relative_bias", *results, largest(table))
+    results = _three(lambda module, *each: module.t5_relative_bias_backward(*each, 32, 30, 40), of_bias)
+    yield Trio("t5_relative_bias_backward", *results, 69 * largest(of_bias))
     matrix = np.random.default_rng(0).standard_normal((7, 19))
     path = np.array(reference.align(matrix), np.float64)
     yield Trio("align", np.array(attnc.align(matrix), np.float64), path, path, 0.0)
