@@ -38,8 +38,10 @@ from attnc.integrations.torch import scaled_dot_product_attention as ours
 # What it sees: each way to call attention gives the weights that the module computes for itself, and its own output.
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("function", [by_name, early, torch._C._nn.scaled_dot_product_attention, ours, by_options,
-                                      transposed], ids=["name", "imported", "torch", "ours", "options", "bnhd"])
+@pytest.mark.parametrize("function", [
+    by_name, early, torch._C._nn.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default, ours, by_options, transposed],
+    ids=["name", "imported", "torch", "packet", "overload", "ours", "options", "bnhd"])
 def test_sees_every_name(function, training, x):
     model = two(function).train(training)
     wanted = model(x)

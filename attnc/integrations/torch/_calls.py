@@ -13,8 +13,8 @@ import functools
 import inspect
 import sys
 import threading
-import types
 from contextvars import ContextVar
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from ._interception import Interception
 from ._signature import arguments_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import SimpleNamespace
 
 PURPOSE = "capture"
@@ -103,7 +103,6 @@ class _Here(threading.local):
 
     def __init__(self) -> None:
         self.passes: list[_Pass] = []
-        self.mode = False       # whether the mode is on
         self.busy = False       # in the function that was seen: what it calls is part of it
         self.probe = False      # whether a call of attention gives its arguments in place of a result
         self.packed: torch.Tensor | None = None     # a query whose rows are heads that share a key head
@@ -158,54 +157,54 @@ def _watchers_of(module: torch.nn.Module) -> list[Watcher]:
 class _Mode(TorchFunctionMode):     # type: ignore[misc]    # torch is Any to mypy
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
-        see, kwargs = _SEEN.get(function) or _seen_as(function), kwargs or {}
-        here.mode = False       # as it is in here
-        try:
-            return function(*args, **kwargs) if see is None or here.busy else see(function, *args, **kwargs)
-        finally:
-            here.mode = True
+        see = _SEEN.get(function)
+        if see is None and type(function) is FunctionType:
+            see = vars(function).get("attnc_sees")
+        if see is None or here.busy:
+            return function(*args, **kwargs) if kwargs else function(*args)
+        return see(function, *args, **kwargs or {})
 
 
-@contextlib.contextmanager
-def _mode(wanted: bool) -> Iterator[None]:
-    """The mode on or off. It stays on under another mode, with which torch does not take its fused layers either."""
-    if wanted == here.mode or (not wanted and torch._C._len_torch_function_stack() > 1):
-        yield
-        return
-    here.mode = wanted
-    try:
-        with _Mode() if wanted else _pop_mode_temporarily():
-            yield
-    finally:
-        here.mode = not wanted
+def _is_on() -> bool:
+    stack = torch._C._get_function_stack_at
+    return any([isinstance(stack(i), _Mode) for i in range(torch._C._len_torch_function_stack())])
+
+
+def _off() -> contextlib.AbstractContextManager[Any]:
+    """Without the mode, unless there are others: with those torch does not take its fused layers either."""
+    alone = torch._C._len_torch_function_stack() == 1 and _is_on()
+    return _pop_mode_temporarily() if alone else contextlib.nullcontext()
 
 
 def _run(theirs: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of a module while there are watchers."""
     if torch._C._current_graph_task_id() != -1:     # what checkpointing computes again was seen before
         return theirs(module, *args, **kwargs)
-    started = [_Pass(x) for x in _watchers_of(module)]
-    here.passes.extend(started)
-    inside = [each for each in here.passes if id(module) in each.watcher.names]
+    started = [_Pass(x) for x in _watchers_of(module)] if len(here.passes) < len(_watchers) else []
+    inside = [each for each in (*here.passes, *started) if id(module) in each.watcher.names]
     if not inside:
         return theirs(module, *args, **kwargs)
-    before = [each.calls.total() for each in inside]
+    heads = isinstance(module, torch.nn.MultiheadAttention)
+    before = [each.calls.total() for each in inside] if heads else []
+    here.passes.extend(started)
     for each in inside:
         each.modules.append(module)
     try:
         try:
-            with _mode(True):
+            if _is_on():
                 result = theirs(module, *args, **kwargs)
+            else:
+                with _Mode():
+                    result = theirs(module, *args, **kwargs)
         except Exception as error:
             if here.compiled:       # of a whole graph torch finds that it did not run
                 raise _calls_compiled(inside[0].watcher.names[id(module)]) from error
             raise
         if here.compiled:
             raise _calls_compiled(inside[0].watcher.names[id(module)])
-        if isinstance(module, torch.nn.MultiheadAttention):
-            for each, count in zip(inside, before, strict=True):
-                if each.calls.total() == count:
-                    each.watcher.unseen(each.watcher.names[id(module)])
+        for each, count in zip(inside, before, strict=heads):
+            if each.calls.total() == count:
+                each.watcher.unseen(each.watcher.names[id(module)])
         return result
     finally:
         here.compiled = False
@@ -293,13 +292,13 @@ def _mha(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.T
     """``multi_head_attention_forward``, which multiplies matrices where it is asked for their weights."""
     given = _bind(functional_mha, args, kwargs)
     if not given["need_weights"]:
-        with _mode(False):
+        with _off():
             result: tuple[torch.Tensor, torch.Tensor | None] = theirs(*args, **kwargs)
             return result
     output, weights = busy(theirs, *args, **kwargs)
     here.probe = True
     try:
-        with _mode(False), torch.no_grad():
+        with _off(), torch.no_grad():
             theirs(**given | {"need_weights": False, "is_causal": False})
         raise ValueError("capture cannot see the attention of multi_head_attention_forward: it does not call "
                          "torch.nn.functional.scaled_dot_product_attention")
@@ -369,17 +368,14 @@ def _bind(signature: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 functional_mha = functional.multi_head_attention_forward
 _SEEN: dict[Any, Callable[..., Any]] = {
-    torch._C._nn.scaled_dot_product_attention: sdpa, functional_mha: _mha,
+    torch._C._nn.scaled_dot_product_attention: sdpa, torch.ops.aten.scaled_dot_product_attention: sdpa,
+    torch.ops.aten.scaled_dot_product_attention.default: sdpa, functional_mha: _mha,
     torch._native_multi_head_attention: _native_mha, torch._transformer_encoder_layer_fwd: _native_layer}
 
 
 def is_seen(function: Any, see: Callable[..., Any]) -> None:
     """Let the mode take a function for one of those that are seen."""
     vars(function)["attnc_sees"] = see
-
-
-def _seen_as(function: Any) -> Callable[..., Any] | None:
-    return vars(function).get("attnc_sees") if type(function) is types.FunctionType else None
 
 
 # What stands in the place of a name does what theirs does unless calls are watched in this thread.
@@ -399,7 +395,7 @@ def _forward(state: SimpleNamespace) -> Callable[..., Any]:
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not _is_watched(state):
             return state.theirs(self, *args, **kwargs)
-        with _mode(False):
+        with _off():
             return state.theirs(self, *args, **kwargs)
 
     return forward

@@ -173,7 +173,7 @@ class _Collector(_calls.Watcher):
         if "topk" in asked:
             asked["topk"] = self.topk
         if "map" in asked:
-            asked["map"] = tuple(map(min, self.bins, weights.shape[-2:]))
+            asked["map"] = tuple(max(1, min(x)) for x in zip(self.bins, weights.shape[-2:], strict=True))
         found = {} if not asked else seen.statistics if self.rows is None and heads is None and \
             seen.statistics.keys() >= asked.keys() else vars(weights.summary(**asked))
         for name in self.names_asked:
@@ -225,8 +225,10 @@ class _Order(threading.local):
         before = self.keys.get((layer, call))
         self.keys[layer, call] = now
         if before is not None and before.shape[0] == now.shape[0] and before.shape[1] <= now.shape[1] != new:
-            differ = (before != now[:, :before.shape[1]]).any(-1).sum(-1)
-            self.found |= bool((differ > (new if before.shape == now.shape else 0)).any())
+            same = now[:, :before.shape[1]]
+            if before.tobytes() != same.tobytes():
+                differ = (before != same).any(-1).sum(-1)
+                self.found |= bool((differ > (new if before.shape == now.shape else 0)).any())
         return self.found
 
 
