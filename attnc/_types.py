@@ -66,6 +66,7 @@ class VarlenOptions(SharedOptions, total=False):
     key_mask: ArrayLike | None
     bias: Ragged | None
     relative_bias: Ragged | None
+    k_positions: Ragged | None
     q_offset: ArrayLike | None
     q_segments: ArrayLike | None
     k_segments: ArrayLike | None
@@ -89,4 +90,5 @@ class CacheOptions(SharedOptions, total=False):
 class Options(CacheOptions, total=False):
     """What attention takes besides its inputs, `want` and `out`."""
 
+    k_positions: ArrayLike | None
     kv_lengths: ArrayLike | None

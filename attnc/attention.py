@@ -34,22 +34,23 @@ def attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
         block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
         relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-        q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
-        layout: Layout = "bhnd", want: Wanted | tuple[()] = (), out: Array | None = None,
-        num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
+        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
+        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, row by row, without the matrix of weights.
 
     The options, all off by default, go together in any number:
 
-    - which keys a row sees: `mask`, `key_mask`, `causal`, `window` (and `q_offset`), `q_segments` with `k_segments`,
-      `q_lengths` and `kv_lengths`;
+    - which keys a row sees: `mask`, `key_mask`, `causal`, `window` (and `q_offset`, `k_positions`), `q_segments` with
+      `k_segments`, `q_lengths` and `kv_lengths`;
     - what is done to scores: `scale`, `softcap`, `bias`, `relative_bias`, `alibi_slopes`, `sinks`;
     - what comes back, and how it is computed: `want`, `layout`, `out`, `num_threads`.
 
-    Row ``i`` stands at position ``i + q_offset``, key ``j`` at ``j``. With ``causal=True`` a row sees the keys up to
-    its own position; by default the last row sees the last key (bottom-right), here for 2 rows and 4 keys::
+    Row ``i`` stands at position ``i + q_offset``, key ``j`` at ``j`` or ``k_positions[j]``. With ``causal=True`` a row
+    sees the keys up to its own position; by default the last row sees the last key (bottom-right), here for 2 rows and
+    4 keys::
 
         1 1 1 0
         1 1 1 1
@@ -79,6 +80,9 @@ def attention(
         no work.
     q_offset : int or int array (batch...), optional
         Position of the first row; by default kv length - q length. 0 is top-left alignment.
+    k_positions : int array (kv_len,) or (batch..., kv_heads or 1, kv_len), optional
+        The position of each key, from 0 and in any order, in place of ``j``: for keys that are no longer next to each
+        other, as in a cache that forgets. With `causal`, `window` or `alibi_slopes` it needs `q_offset`.
     scale : float, optional
         By default ``1 / sqrt(head_dim)``.
     softcap : float, optional
@@ -133,30 +137,31 @@ def attention(
     """
     if unknown:
         unexpected(attention, unknown)
-    if (mask is key_mask is bias is relative_bias is q_offset is scale is softcap is alibi_slopes is sinks
-            is q_segments is k_segments is q_lengths is kv_lengths is None and window is None and block_mask is None
-            and layout is BHND and want is NOTHING):
+    if (mask is key_mask is bias is relative_bias is q_offset is k_positions is scale is softcap is alibi_slopes
+            is sinks is q_segments is k_segments is q_lengths is kv_lengths is None and window is None
+            and block_mask is None and layout is BHND and want is NOTHING):
         output = _call.run_fast(query, key, value, causal, out, num_threads)
         if output is not None:
             return output
     a = attention_args(  # by position, here and below: options_of or keywords would take a microsecond
         query, key, as_array("value", value), mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset,
-        scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, want, out,
-        num_threads)
+        k_positions, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, want,
+        out, num_threads)
     return attend(a)
 
 
-def attend(a: Args, **scales: np.ndarray | None) -> Array | AttentionResult:
-    """`attention` of checked arguments; `scales` are key_scale and value_scale, of the rows of an int8 cache."""
+def attend(a: Args, value_scale: np.ndarray | None = None) -> Array | AttentionResult:
+    """`attention` of checked arguments; `value_scale` has the factors of the int8 values of a cache."""
     output = np.empty(a.out_shape, a.dtype) if a.out is None else a.out
     view = output[None] if a.two_d else output.swapaxes(-2, -3) if a.layout == "bnhd" else output
     if not a.want:
-        _call.run("attend", a, None, None, value=a.value, out=view, **scales)
+        _call.run("attend", a, None, None, value=a.value, out=view, value_scale=value_scale)
         return output
     wanted = {name: _result(name, a) for name in a.want}
     if "scores" in wanted:
-        _call.run("scores", a, scores=wanted["scores"], key_scale=scales.get("key_scale"))
-    results = dict(value=a.value, out=view, lse=wanted.get("lse"), weights=wanted.get("weights"), **scales)
+        _call.run("scores", a, scores=wanted["scores"])
+    results = dict(value=a.value, out=view, lse=wanted.get("lse"), weights=wanted.get("weights"),
+                   value_scale=value_scale)
     if STATISTICS.isdisjoint(wanted):
         _call.run("attend", a, None, None, **results)
     else:
@@ -178,10 +183,11 @@ def attention_scores(
         query: ArrayLike, key: ArrayLike, *, stage: Stage = "masked", mask: ArrayLike | None = None,
         block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
         relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-        q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
-        layout: Layout = "bhnd", out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array:
+        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", out: Array | None = None,
+        num_threads: int | None = None, **unknown: Never) -> Array:
     """Scores of every query with every key: how well they match, before the softmax.
 
     Parameters
@@ -191,8 +197,8 @@ def attention_scores(
     stage : {"masked", "capped", "scaled", "raw"}
         ``"raw"`` is the product, ``"scaled"`` times the scale, ``"capped"`` after the softcap, ``"masked"`` with bias,
         linear bias and every mask. Earlier stages ignore the options of later ones.
-    mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, \
-q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
+    mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, softcap, \
+alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
         As in `attention`. Sinks appear in no stage.
     out : array, optional
         Receives the scores: exact shape and dtype, no memory shared with an input.
@@ -216,8 +222,8 @@ q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
     if unknown:
         unexpected(attention_scores, unknown)
     a = attention_args(
-        query, key, None, mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap,
-        alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads,
+        query, key, None, mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale,
+        softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads,
         stage, "scores")
     if stage != "masked":
         a.mask = a.block_mask = a.key_mask = a.bias = a.relative_bias = a.alibi_slopes = None
@@ -236,10 +242,10 @@ def attention_weights(
         query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
         key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
         causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
-        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
-        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-        lse: ArrayLike | None = None, out: Array | None = None, num_threads: int | None = None,
+        k_positions: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
+        layout: Layout = "bhnd", lse: ArrayLike | None = None, out: Array | None = None, num_threads: int | None = None,
         **unknown: Never) -> Array:
     """The weights of `attention` for every row and key: each key's share of the row.
 
@@ -247,8 +253,8 @@ def attention_weights(
     ----------
     query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
     key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
-    mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, \
-q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
+    mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, softcap, \
+alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
         As in `attention`.
     lse : float array (..., q_heads, q_len) or (q_len,), optional
         The lse of each row over more keys than these, from ``attention(..., want="lse")``, `merge_states` or
@@ -280,8 +286,8 @@ q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
     if unknown:
         unexpected(attention_weights, unknown)
     a = attention_args(
-        query, key, None, mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap,
-        alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads,
+        query, key, None, mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale,
+        softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads,
         gives="weights")
     given = None if lse is None else check_lse(lse, a)
     weights = np.empty(a.weights_shape, a.dtype) if out is None else out

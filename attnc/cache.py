@@ -1,10 +1,9 @@
-"""A cache of keys and values for decoding: rows that are appended, attended to, cut back and reordered."""
+"""A cache of keys and values for decoding: rows that are appended, attended to, cut back, evicted and reordered."""
 
 from __future__ import annotations
 
 import threading
-from types import EllipsisType
-from typing import Any, Never, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Never, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,21 +15,20 @@ from ._checks import (
     cache_sizes,
     check_attend,
     check_cache_want,
+    check_no_relative_bias,
+    check_rows_stay,
+    keep_args,
     reorder_args,
     truncate_args,
 )
 from ._checks.arrays import float_array
 from ._checks.spellings import hides_unknown, unexpected
 from ._lock import WITHIN, Locked
+from ._rows import Changes, aligned, make, quantized, read_only, slots
 from ._types import Array, ArrayLike, BlockMask, CacheOptions, DTypeLike, Integers, Layout, Wanted, Window
 from .attention import attend
 from .results import AttentionResult
-
-_Scalar = TypeVar("_Scalar", bound=np.generic)
-_Changes: TypeAlias = list[tuple[Array, EllipsisType | tuple[slice | Integers, ...], Array]]
-
-_QUANTIZED = 1 << 20  # entries that become int8 at a time, in milliseconds
-_ALIGNMENT = 64  # a vector that crosses a line of memory is read as two: 10 % of the speed of decoding
+from .weights import AttentionWeights
 
 
 class KVCache(Locked):
@@ -63,7 +61,9 @@ class KVCache(Locked):
     key_scales, value_scales : array (batch, kv_heads, capacity), or None
         Of int8 rows: a row times its scale is what was appended, rounded.
     lengths : int array (batch,)
-        Tokens appended to each batch element; read-only.
+        Tokens of each batch element: those appended, less those that `keep` and `truncate` left out; read-only.
+    positions : int array (batch, kv_heads, lengths.max())
+        Where the token of each row stands among all that ever came; -1 past the length. It is made when asked for.
 
     Raises
     ------
@@ -84,6 +84,8 @@ class KVCache(Locked):
     KVCache(batch=1, kv_heads=1, head_dim=2, capacity=8, dtype=float32; 2 tokens)
     """
 
+    _positions: Integers | None     # (batch, kv_heads, capacity), once rows are left out
+
     def __init__(
             self, batch: int, kv_heads: int, head_dim: int, value_dim: int | None = None, *, capacity: int,
             dtype: DTypeLike, window: Window | None = None) -> None:
@@ -92,38 +94,47 @@ class KVCache(Locked):
         self._allocate()
         self._lengths = np.zeros(s.batch, np.int64)
         self._oldest = np.zeros(s.batch, np.int64)       # the first token whose row no later one has taken
+        self._evicted = np.zeros(s.batch, np.int64)      # tokens that `keep` left out
 
     @property
     def keys(self) -> Array:
         """Rows of the keys."""
-        return _read_only(self._keys)
+        return read_only(self._keys)
 
     @property
     def values(self) -> Array:
         """Rows of the values."""
-        return _read_only(self._values)
+        return read_only(self._values)
 
     @property
     def key_scales(self) -> NDArray[np.float32] | None:
         """Factors of int8 keys, or None."""
-        return _read_only(self._scales[0]) if self._scales[0] is not None else None
+        return read_only(self._scales[0]) if self._scales[0] is not None else None
 
     @property
     def value_scales(self) -> NDArray[np.float32] | None:
         """Factors of int8 values, or None."""
-        return _read_only(self._scales[1]) if self._scales[1] is not None else None
+        return read_only(self._scales[1]) if self._scales[1] is not None else None
 
     @property
     def lengths(self) -> Integers:
         """Tokens of each batch element."""
-        return _read_only(self._lengths)
+        return read_only(self._lengths)
+
+    @property
+    def positions(self) -> Integers:
+        """Position of the token in each row, -1 past the length."""
+        s, used = self._sizes, self._used()
+        held = np.arange(used) < np.minimum(self._lengths, s.capacity)[:, None, None]
+        positions = np.where(held, self._row_positions(used), -1)
+        return read_only(np.ascontiguousarray(np.broadcast_to(positions, (s.batch, s.kv_heads, used))))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._sizes.shown(self._lengths)})"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows and scales, used or not."""
+        """Bytes of all rows and scales, used or not, and of positions once `keep` has left something out."""
         return sum(x.nbytes for x in self._rows())
 
     def append(
@@ -149,20 +160,22 @@ class KVCache(Locked):
         with self._turn():
             *given, counts = append_args(key, value, lengths, layout, self._sizes, self._lengths)
             with np.errstate(all="ignore"):
-                stored = [_quantized(x) if self._sizes.dtype == np.int8
+                stored = [quantized(x) if self._sizes.dtype == np.int8
                           else (x.astype(self._sizes.dtype, copy=False), None) for x in given]
             ends = self._lengths + counts
             oldest = np.maximum(self._oldest, ends - self._sizes.capacity)
-            changes: _Changes = [(self._lengths, ..., ends), (self._oldest, ..., oldest)]
+            changes: Changes = [(self._lengths, ..., ends), (self._oldest, ..., oldest)]
             for i, (start, count) in enumerate(zip(self._lengths, counts, strict=True)):
-                places = slice(None), _slots(int(start), int(count), self._sizes.capacity)
+                places = slice(None), slots(int(start), int(count), self._sizes.capacity)
                 targets = zip(stored, (self._keys, self._values), self._scales, strict=True)
                 for (rows, scales), target, factors in targets:
                     changes.append((target[i], places, rows[i][:, :count]))
                     if factors is not None and scales is not None:
                         changes.append((factors[i], places, scales[i][:, :count]))
+                if self._positions is not None:
+                    changes.append((self._positions[i], places, self._evicted[i] + np.arange(start, start + count)))
             self._wait_for_readers()
-            _make(changes)
+            make(changes)
 
     @overload
     def attend(self, query: ArrayLike, *, want: tuple[()] = ..., out: Array | None = ...,
@@ -216,25 +229,71 @@ sinks, q_segments, k_segments, q_lengths, layout, want, out, num_threads
             check_attend(s, mask=mask, block_mask=block_mask, key_mask=key_mask, bias=bias,
                          relative_bias=relative_bias, window=window, q_offset=q_offset, q_segments=q_segments,
                          k_segments=k_segments)
-            key, value = self._keys, self._values
-            if s.dtype == np.int8:  # for the checks: arrays of the same shapes, and of the query's dtype
-                zero = np.zeros((), float_array("query", query).dtype)
-                key, value = np.broadcast_to(zero, key.shape), np.broadcast_to(zero, value.shape)
-            if layout == "bnhd":
-                key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
             a = attention_args(  # by position, as attention does
-                query, key, value, mask, block_mask, key_mask, bias, relative_bias, causal, s.window or window,
-                q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths,
-                np.minimum(self._lengths, s.capacity), layout, want, out, num_threads)
+                query, *self._for_checks(query, layout, s.capacity), mask, block_mask, key_mask, bias, relative_bias,
+                causal, s.window or window, q_offset, None, scale, softcap, alibi_slopes, sinks, q_segments, k_segments,
+                q_lengths, np.minimum(self._lengths, s.capacity), layout, want, out, num_threads)
             if s.window is not None:
                 check_cache_want(a, s, self._lengths, self._oldest)
-                self._unroll(a)
+            self._place(a)
             if s.dtype == np.int8:
-                a.key, a.value = self._keys, self._values
-            return attend(a, key_scale=self._scales[0], value_scale=self._scales[1])
+                a.key, a.value, a.key_scale = self._keys, self._values, self._scales[0]
+            return attend(a, self._scales[1])
         finally:
             reader.release()
             self._readers.pop(reader, None)
+
+    @hides_unknown
+    def weights(
+            self, query: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
+            key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
+            causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+            scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+            sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+            q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
+            num_threads: int | None = None, **unknown: Never) -> AttentionWeights:
+        """The weights of a query over the tokens that are there, which are read in place when an answer needs them.
+
+        Parameters
+        ----------
+        query : array (batch, q_heads, q_len, head_dim)
+        mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, \
+sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
+            As in `AttentionWeights`; there are ``lengths.max()`` keys.
+
+        Returns
+        -------
+        AttentionWeights
+            Of shape (batch, q_heads, q_len, ``lengths.max()``), over the lengths of now. It holds the rows of the
+            cache: after a change of these, a method raises a RuntimeError as `AttentionWeights` says; rows that
+            `append` adds behind the longest length are no change.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong dtype or a wrong shape or value; for a cache with a window, whose rows move.
+
+        Examples
+        --------
+        >>> cache = KVCache(1, 1, 2, capacity=8, dtype=np.int8)
+        >>> cache.append(np.ones((1, 1, 4, 2)), np.ones((1, 1, 4, 2)))
+        >>> cache.weights(np.ones((1, 2, 3, 2)), causal=True).key_mass(heads="group")
+        array([[[2.1666..., 2.1666..., 1.1666..., 0.5       ]]])
+        """
+        if unknown:
+            unexpected(KVCache.weights, unknown)
+        with self._turn():
+            s, used = self._sizes, self._used()
+            check_rows_stay("weights", s)
+            key, _ = self._for_checks(query, layout, used)
+            a = attention_args(  # by position, as attention does
+                query, key, None, mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, None,
+                scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, self._lengths.copy(), layout,
+                (), None, num_threads)
+            self._place(a)
+            if self._scales[0] is not None:
+                a.key, a.key_scale = self._keys[:, :, :used], self._scales[0][:, :, :used]
+            return AttentionWeights._of(a, lse)
 
     def truncate(self, lengths: ArrayLike) -> None:
         """Drop the last tokens.
@@ -248,11 +307,61 @@ sinks, q_segments, k_segments, q_lengths, layout, want, out, num_threads
         ------
         TypeError, ValueError
             For more tokens than there are; for tokens in the window of which others have been replaced.
+
+        Notes
+        -----
+        The position of the next token goes back by the number of tokens dropped; after ``truncate(0)`` it is 0.
         """
         with self._turn():
             kept = truncate_args(lengths, self._sizes, self._lengths, self._oldest)
             self._wait_for_readers()
-            _make([(self._lengths, ..., kept), (self._oldest, ..., np.minimum(self._oldest, kept))])
+            make([(self._lengths, ..., kept), (self._oldest, ..., np.minimum(self._oldest, kept)),
+                  (self._evicted, ..., np.where(kept == 0, 0, self._evicted))])
+
+    def keep(self, indices: ArrayLike) -> None:
+        """Leave out all tokens but some, which keep their positions.
+
+        Parameters
+        ----------
+        indices : int array (batch, kv_heads, n)
+            Rows that stay, in any order; they move together in the order that they have. -1 at the end stands for
+            none. The heads of a batch element keep equally many.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong dtype or shape; for a row that is named twice or holds no token; for a cache with a window. The
+            cache is then as it was.
+
+        Examples
+        --------
+        >>> cache = KVCache(1, 1, 2, capacity=4, dtype=np.float32)
+        >>> cache.append(np.zeros((1, 1, 4, 2)), np.arange(8.).reshape(1, 1, 4, 2))
+        >>> cache.keep([[[3, 0]]])
+        >>> cache.append(np.zeros((1, 1, 1, 2)), np.full((1, 1, 1, 2), 7))
+        >>> cache.positions, cache.lengths
+        (array([[[0, 3, 4]]]), array([3]))
+        >>> cache.attend(np.zeros((1, 1, 1, 2), np.float32), window=(2, 0))   # tokens 3 and 4
+        array([[[[6.5, 7. ]]]], dtype=float32)
+        """
+        with self._turn():
+            kept, counts = keep_args(indices, self._sizes, self._lengths)
+            if (counts == self._lengths).all():
+                return
+            if self._positions is None:     # as they are without: nothing changes before all does
+                positions = np.zeros(self._keys.shape[:3], np.int64)
+                positions[:, :, :self._used()] = np.arange(self._used())
+                self._positions = positions
+            stop = int(counts.max(initial=0))
+            moved = (kept[:, :, :stop] != np.arange(stop)).any((0, 1))
+            first = int(moved.argmax()) if moved.any() else stop
+            places = np.arange(kept.shape[0])[:, None, None], np.arange(kept.shape[1])[:, None]
+            changes: Changes = [(self._evicted, ..., self._evicted + self._lengths - counts),
+                                (self._lengths, ..., counts)]
+            changes += [(x, (slice(None), slice(None), slice(first, stop)), x[(*places, kept[:, :, first:stop])])
+                        for x in self._rows()]
+            self._wait_for_readers()
+            make(changes)
 
     def reorder(self, indices: ArrayLike) -> None:
         """Make batch element ``i`` what ``indices[i]`` was, as in beam search.
@@ -271,19 +380,19 @@ sinks, q_segments, k_segments, q_lengths, layout, want, out, num_threads
             chosen = reorder_args(indices, self._sizes)
             moved = np.flatnonzero(chosen != np.arange(self._sizes.batch))
             used = self._used()
-            changes: _Changes = [(x, ..., x[chosen]) for x in (self._lengths, self._oldest)]
+            changes: Changes = [(x, ..., x[chosen]) for x in (self._lengths, self._oldest, self._evicted)]
             if moved.size:
                 changes += [(x, (moved, slice(None), slice(used)), x[chosen[moved], :, :used]) for x in self._rows()]
             self._wait_for_readers()
-            _make(changes)
+            make(changes)
 
     def __getstate__(self) -> dict[str, Any]:
         with self._turn():
             state = super().__getstate__()
             del state["_readers"]
-            for name in ("_lengths", "_oldest"):
+            for name in ("_lengths", "_oldest", "_evicted"):
                 state[name] = state[name].copy()
-            for name in ("_keys", "_values", "_scales"):
+            for name in ("_keys", "_values", "_scales", "_positions"):
                 del state[name]
             state["rows"] = [x[:, :, :self._used()].copy() for x in self._rows()]
         return state
@@ -292,6 +401,8 @@ sinks, q_segments, k_segments, q_lengths, layout, want, out, num_threads
         rows = state.pop("rows")
         super().__setstate__(state)
         self._allocate()
+        if len(rows) > len(self._rows()):
+            self._positions = np.zeros(self._keys.shape[:3], np.int64)
         for mine, given in zip(self._rows(), rows, strict=True):
             mine[:, :, :given.shape[2]] = given
 
@@ -299,12 +410,21 @@ sinks, q_segments, k_segments, q_lengths, layout, want, out, num_threads
         """Memory for the rows, and the calls that read them now: a lock held by each, and its thread."""
         s = self._sizes
         rows, scaled = (s.batch, s.kv_heads, s.capacity), s.dtype == np.int8
-        self._keys, self._values = _aligned((*rows, s.head_dim), s.dtype), _aligned((*rows, s.value_dim), s.dtype)
-        self._scales = tuple(_aligned(rows, np.dtype(np.float32)) if scaled else None for _ in range(2))
+        self._keys, self._values = aligned((*rows, s.head_dim), s.dtype), aligned((*rows, s.value_dim), s.dtype)
+        self._scales = tuple(aligned(rows, np.dtype(np.float32)) if scaled else None for _ in range(2))
+        self._positions = None
         self._readers: dict[threading.Lock, int] = {}
 
     def _rows(self) -> list[np.ndarray]:
-        return [x for x in (self._keys, self._values, *self._scales) if x is not None]
+        return [x for x in (self._keys, self._values, *self._scales, self._positions) if x is not None]
+
+    def _for_checks(self, query: ArrayLike, layout: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Some rows of keys and values in the axes of `layout`; for int8, arrays of the query's dtype instead."""
+        key, value = self._keys[:, :, :rows], self._values[:, :, :rows]
+        if self._sizes.dtype == np.int8:
+            zero = np.zeros((), float_array("query", query).dtype)
+            key, value = np.broadcast_to(zero, key.shape), np.broadcast_to(zero, value.shape)
+        return (key.swapaxes(1, 2), value.swapaxes(1, 2)) if layout == "bnhd" else (key, value)
 
     def _used(self) -> int:
         """Rows that hold a token of some batch element."""
@@ -320,67 +440,19 @@ sinks, q_segments, k_segments, q_lengths, layout, want, out, num_threads
                 with reader:
                     pass
 
-    def _unroll(self, a: Args) -> None:
-        """Where rows have been replaced their order says nothing: what a row sees is said by a mask instead."""
-        s = self._sizes
-        if s.window is None or not self._oldest.any():
+    def _place(self, a: Args) -> None:
+        """Where rows are not tokens 0, 1, ... in order: their positions, and that of the first row of the query."""
+        if not (self._evicted.any() or self._oldest.any()):
             return
-        last = self._lengths[:, None] - 1
-        token = last - (last - np.arange(s.capacity)) % s.capacity                       # (batch, capacity)
-        q_lengths = a.q_len if a.q_lengths is None else np.reshape(a.q_lengths, (-1, 1))
-        position = self._lengths[:, None] - q_lengths + np.arange(a.q_len)               # (batch, q_len)
-        distance = token[:, None, None, :] - position[:, None, :, None]
-        left, right = s.window
-        seen = (distance >= -left) & (token >= 0)[:, None, None, :]
-        for bound in ([] if right is None else [right]) + ([0] if a.causal else []):
-            seen &= distance <= bound
-        a.mask, a.window, a.causal = seen, None, False
-        if a.alibi_slopes is not None:
-            a.bias = -a.alibi_slopes[..., None, None] * np.abs(distance).astype(a.acc)
-            a.alibi_slopes = None
+        a.k_positions = self._row_positions(a.kv_len)
+        check_no_relative_bias(a.relative_bias)
+        if a.q_offset is None:
+            q_lengths = a.q_len if a.q_lengths is None else a.q_lengths
+            a.q_offset = self._lengths + self._evicted - q_lengths
 
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Zeros that begin at a line of memory."""
-    nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    memory = np.zeros(nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start:start + nbytes].view(dtype).reshape(shape)
-
-
-def _read_only(x: NDArray[_Scalar]) -> NDArray[_Scalar]:
-    view = x.view()
-    view.flags.writeable = False
-    return view
-
-
-def _make(changes: _Changes) -> None:
-    """Assign what was prepared, to the end also if an interrupt comes: rows, scales and lengths belong together."""
-    try:
-        for array, places, new in changes:
-            array[places] = new
-    except BaseException:
-        for array, places, new in changes:
-            array[places] = new
-        raise
-
-
-def _slots(start: int, count: int, capacity: int) -> slice | Integers:
-    """Rows of `count` tokens from token `start` on."""
-    first = start % capacity
-    if first + count <= capacity:
-        return slice(first, first + count)
-    return np.arange(start, start + count) % capacity
-
-
-def _quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows as int8 and their factors."""
-    tokens = x.shape[2]
-    if x.size > _QUANTIZED and tokens > 1:  # in parts, between which Python lets signal handlers run
-        step = max(_QUANTIZED * tokens // x.size, 1)
-        rows, scales = zip(*[_quantized(x[:, :, i:i + step]) for i in range(0, tokens, step)], strict=True)
-        return np.concatenate(rows, axis=2), np.concatenate(scales, axis=2)
-    x = x.astype(np.float32, copy=False)
-    scales = np.abs(x).max(-1, initial=0) / np.float32(127)
-    rows = np.rint(x / np.where(scales == 0, 1, scales)[..., None])
-    return np.clip(rows, -127, 127).astype(np.int8), scales
+    def _row_positions(self, rows: int) -> Integers:
+        """The positions of the first `rows` rows, (batch, kv_heads or 1, rows); past the length they are anything."""
+        if self._positions is not None:
+            return self._positions[:, :, :rows]
+        last = self._lengths[:, None, None] - 1
+        return last - (last - np.arange(rows)) % self._sizes.capacity

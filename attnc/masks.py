@@ -186,9 +186,9 @@ def allowed(a: Args) -> Mask:
     if a.relative_bias is not None:
         keep &= a.relative_bias != -np.inf
     if a.causal:
-        keep &= np.arange(a.kv_len) <= positions(a)
+        keep &= key_positions(a) <= positions(a)
     if a.window is not None:
-        keep &= _in_window(np.arange(a.kv_len), positions(a), a.window)
+        keep &= _in_window(key_positions(a), positions(a), a.window)
     if a.q_segments is not None and a.k_segments is not None:
         keep &= _same_segment(a.q_segments, a.k_segments)
     return keep
@@ -220,6 +220,15 @@ def positions(a: Args) -> Integers:
         offset = kv_lengths - q_lengths
     rows: Integers = np.arange(a.q_len)[:, None] + np.asarray(offset)[..., None, None, None]
     return rows
+
+
+def key_positions(a: Args) -> Integers:
+    """The position of each key: int64, broadcasts to (*batch, q_heads, 1, kv_len)."""
+    if a.k_positions is None:
+        return np.arange(a.kv_len)
+    if a.k_positions.ndim == 1 or a.k_positions.shape[-2] == 1:
+        return a.k_positions[..., None, :]
+    return np.repeat(a.k_positions, a.q_heads // a.kv_heads, axis=-2)[..., None, :]
 
 
 def _keys_and_positions(q_len: int, kv_len: int, q_offset: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:

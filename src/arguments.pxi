@@ -101,12 +101,14 @@ cdef int open_operands(Params* p, object args, Views* views) except -1:
     take(views, args.bias, &p.bias, ALL_AXES)
     take(views, args.relative_bias, &p.relative if p.bias.data != NULL else &p.bias, ALL_AXES)
     take(views, None if q_offset is None else numpy.asarray(q_offset, numpy.int64), &p.q_offset, 0)
+    take(views, args.k_positions, &p.k_positions, HEAD | COL)
     take(views, args.sinks, &p.sinks, HEAD)
     take(views, args.alibi_slopes, &p.slopes, HEAD)
     take(views, args.q_segments, &p.q_segments, ROW)
     take(views, args.k_segments, &p.k_segments, COL)
     take(views, args.q_lengths, &p.q_lengths, 0)
     take(views, args.kv_lengths, &p.kv_lengths, 0)
+    take(views, args.key_scale, &p.key_scale, HEAD | ROW)
     p.head_dim, p.scale, p.causal = args.head_dim, args.scale, args.causal
     p.softcap = 0 if softcap is None else softcap
     if window is not None:

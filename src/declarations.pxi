@@ -92,7 +92,8 @@ cdef extern from "kernels.h" nogil:
 
     ctypedef struct Params:
         Array query, key, value, out, lse, weights, scores
-        Array mask, block_mask, key_mask, bias, relative, q_offset, sinks, slopes, q_segments, k_segments, q_lengths, kv_lengths
+        Array mask, block_mask, key_mask, bias, relative, q_offset, k_positions, sinks, slopes, q_segments, k_segments
+        Array q_lengths, kv_lengths
         Array q_starts, k_starts, key_scale, value_scale
         Batch batch
         Py_ssize_t batches, q_heads, kv_heads, heads_per_kv, q_len, kv_len, head_dim, value_dim
@@ -100,7 +101,7 @@ cdef extern from "kernels.h" nogil:
         Py_ssize_t left, right
         double scale, softcap, exponent, unit
         Py_ssize_t mask_rows, mask_keys, mask_row, mask_key
-        int raw_scores, flip, masked
+        int raw_scores, flip, by_position, masked
         Py_ssize_t rows
         int path, unfused
         Py_ssize_t group_rows, block_q, block_k, q_blocks, k_blocks, split_k, splits

@@ -25,7 +25,7 @@ MODES = {"attend": ATTEND, "scores": SCORES, "weighted_sum": WEIGHTED_SUM, "weig
 
 
 def compute(str mode, args, int threads, bint explicit, request=None, progress=None, *, value=None, out=None, lse=None,
-            weights=None, scores=None, norm=None, given=None, key_scale=None, value_scale=None,
+            weights=None, scores=None, norm=None, given=None, value_scale=None,
             q_starts=None, k_starts=None, grad_output=None, output=None, grad_lse=None, delta=None,
             d_query=None, d_key=None, d_value=None, d_bias=None, d_relative_bias=None):
     """Run one call for checked arguments, and return its Plan.
@@ -40,7 +40,7 @@ def compute(str mode, args, int threads, bint explicit, request=None, progress=N
     backward           delta of each row and the gradients d_query, d_key and d_value, and adds to d_bias and
                        d_relative_bias; `norm` replaces the lse of rows whose inverse sum in it is above 0
 
-    `key_scale` and `value_scale` are factors of int8 rows; `q_starts` and `k_starts` say where packed sequences start;
+    `value_scale` has the factors of int8 values; `q_starts` and `k_starts` say where packed sequences start;
     `progress` is a function of (done, total). For `threads` see enter_threads().
     """
     cdef Call call
@@ -62,7 +62,6 @@ def compute(str mode, args, int threads, bint explicit, request=None, progress=N
         take(&views, lse, &p.lse, HEAD | ROW, m == ATTEND)
         take(&views, weights, &p.weights, ALL_AXES, m != WEIGHTED_SUM)
         take(&views, scores, &p.scores, ALL_AXES, True)
-        take(&views, key_scale, &p.key_scale, HEAD | ROW)
         take(&views, value_scale, &p.value_scale, HEAD | ROW)
         open_packed(p, q_starts, k_starts, &views)
         p.key_request.norm, p.key_request.given = <double*> pointer(norm, &views), pointer(given, &views)

@@ -191,8 +191,15 @@ def case(seed):
                  for part in (slice(0, kv_len // 2), slice(kv_len // 2, None))]
         after.insert(r.random.integers(3), r.one([
             ("truncate", {"lengths": r.one([0, 1, kv_len // 2])}),
-            ("reorder", {"indices": r.random.integers(0, max(key.shape[0], 1), key.shape[0])})]))
-        after.append(("attend", {"query": query, "causal": True, "want": r.one([(), "lse"]), "scale": None}))
+            ("reorder", {"indices": r.random.integers(0, max(key.shape[0], 1), key.shape[0])}),
+            ("keep", {"indices": r.random.permuted(np.broadcast_to(
+                np.arange(kv_len // 2), (*key.shape[:2], kv_len // 2)), axis=-1)[..., :r.one([1, 3, 50])]})]))
+        if r.chance(0.3):
+            after.append(("weights", {"query": query, "causal": True, "window": r.one([None, (4, 0)])}))
+            after.append(r.one([("key_mass", {"heads": "group"}), ("entropy", {}), ("dense", {})]))
+        else:
+            after.append(("attend", {"query": query, "causal": True, "want": r.one([(), "lse"]), "scale": None,
+                                     "alibi_slopes": r.one([None, np.ones(heads)])}))
     elif kind == "AttentionWeights":
         if "softcap" in options:
             options["softcap"] = 3.0        # a smaller one makes many weights alike
@@ -239,6 +246,7 @@ def case(seed):
             if name.startswith("__"):
                 positional, more = tuple(more.values()), {}
             answer = getattr(result, name)(*positional, **more)
+            result = answer if name == "weights" else result
             if name == "head":
                 answer = answer.dense()
         return answer if after else result

@@ -32,12 +32,15 @@ class Slow:
         q_length, kv_length = self.lengths(b)
         return i + self.get("q_offset", kv_length - q_length, *b)
 
+    def key_position(self, b, h, j):
+        return self.get("k_positions", j, *b, h // (self.q_heads // self.kv_heads), j)
+
     def padding(self, b, i, j):
         q_length, kv_length = self.lengths(b)
         return i >= q_length or j >= kv_length
 
     def sees(self, b, h, i, j):
-        p = self.position(b, i)
+        p, k = self.position(b, i), self.key_position(b, h, j)
         left, right = self.options.get("window") or (None, None)
         segment = self.get("q_segments", 0, *b, i)
         return not (
@@ -47,9 +50,9 @@ class Slow:
             or not self.get("key_mask", True, *b, j)
             or self.get("bias", 0.0, *b, h, i, j) == -math.inf
             or self.get("relative_bias", 0.0, *b, h, j - i + self.q_len - 1) == -math.inf
-            or (self.options.get("causal", False) and j > p)
-            or (left is not None and j < p - left)
-            or (right is not None and j > p + right)
+            or (self.options.get("causal", False) and k > p)
+            or (left is not None and k < p - left)
+            or (right is not None and k > p + right)
             or segment < 0
             or segment != self.get("k_segments", 0, *b, j))
 
@@ -76,7 +79,7 @@ class Slow:
             return s
         slope = self.get("alibi_slopes", 0.0, *b, h)
         s += self.get("bias", 0.0, *b, h, i, j) + self.get("relative_bias", 0.0, *b, h, j - i + self.q_len - 1)
-        return s - slope * abs(self.position(b, i) - j)
+        return s - slope * abs(self.position(b, i) - self.key_position(b, h, j))
 
     def row(self, b, h, i):
         """Weights, lse and entropy of one row; the largest score comes off before sums are formed."""
@@ -123,7 +126,7 @@ class Slow:
 
 BATCHES = [((), (), ()), ((2,), (2,), (2,)), ((2, 1), (3,), (1, 3)), ((1,), (2,), (2,)), ((), (2,), ())]
 NAMES = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "scale", "softcap",
-         "alibi_slopes", "sinks", "segments", "q_lengths", "kv_lengths")
+         "alibi_slopes", "sinks", "segments", "q_lengths", "kv_lengths", "k_positions")
 
 
 def some_option(name, random, batch, heads, q_len, kv_len):
@@ -134,6 +137,11 @@ def some_option(name, random, batch, heads, q_len, kv_len):
     if name == "segments":
         return {"q_segments": random.integers(-1, 2, (*per_batch, q_len)),
                 "k_segments": random.integers(-1, 2, (*batch, kv_len))}
+    if name == "k_positions":       # of one head for all: those of several are in tests/kernels/test_positions.py
+        lead = (*per_batch, 1) if random.random() < 0.5 else ()
+        positions = random.permuted(np.broadcast_to(np.arange(kv_len + 3), (*lead, kv_len + 3)), axis=-1)[..., :kv_len]
+        kind = random.choice(["int64", "int32", "uint16", "uint8"])
+        return {name: positions.astype(kind), "q_offset": random.integers(-2, kv_len + 2, per_batch)}
     return {name: {
         "mask": lambda: random.random(shape) < 0.7,
         "block_mask": lambda: cells(random, full, shape),

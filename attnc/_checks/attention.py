@@ -12,13 +12,13 @@ from . import options, scalars
 from .arrays import FLOAT32, accumulator, float_array, promoted
 from .output import check_out
 
-_Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]
+_Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]
 BHND, NOTHING = "bhnd", ()  # defaults, compared by identity: == with an array gives an array
 
 # Options that public functions share, in the order of attention_args; options_of(locals()) is what a function was given
-# for them. Names and values of 17 keywords would take longer, and say each name twice.
-OPTIONS = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "scale",
-           "softcap", "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths", "layout")
+# for them. Names and values of 18 keywords would take longer, and say each name twice.
+OPTIONS = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "k_positions",
+           "scale", "softcap", "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths", "layout")
 options_of: Callable[[dict[str, Any]], _Options] = itemgetter(*OPTIONS)
 
 
@@ -52,6 +52,7 @@ class Args:
     causal: bool
     window: Window | None
     q_offset: int | np.ndarray | None
+    k_positions: np.ndarray | None
     scale: float
     softcap: float | None
     alibi_slopes: np.ndarray | None
@@ -63,6 +64,7 @@ class Args:
     want: tuple[str, ...]
     out: np.ndarray | None
     num_threads: int | None
+    key_scale: np.ndarray | None    # (batch..., kv_heads, kv_len): the factors of the int8 keys of a cache
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -98,10 +100,11 @@ class Args:
 def attention_args(
         query: object, key: object, value: object, mask: object = None, block_mask: object = None,
         key_mask: object = None, bias: object = None, relative_bias: object = None, causal: object = False,
-        window: object = None, q_offset: object = None, scale: object = None, softcap: object = None,
-        alibi_slopes: object = None, sinks: object = None, q_segments: object = None, k_segments: object = None,
-        q_lengths: object = None, kv_lengths: object = None, layout: object = "bhnd", want: object = (),
-        out: object = None, num_threads: object = None, stage: object = "masked", gives: str = "output") -> Args:
+        window: object = None, q_offset: object = None, k_positions: object = None, scale: object = None,
+        softcap: object = None, alibi_slopes: object = None, sinks: object = None, q_segments: object = None,
+        k_segments: object = None, q_lengths: object = None, kv_lengths: object = None, layout: object = "bhnd",
+        want: object = (), out: object = None, num_threads: object = None, stage: object = "masked",
+        gives: str = "output") -> Args:
     """Check everything and return it as `Args`; `value` is None where a function has none.
 
     `gives` is what `out` receives: ``"output"``, ``"scores"`` or ``"weights"``.
@@ -129,17 +132,18 @@ def attention_args(
         a.q_segments, a.k_segments = options.check_segments(q_segments, k_segments, a)
     a.q_lengths = None if q_lengths is None else options.check_lengths("q_lengths", q_lengths, a.q_len, a)
     a.kv_lengths = None if kv_lengths is None else options.check_lengths("kv_lengths", kv_lengths, a.kv_len, a)
+    a.k_positions = None if k_positions is None else options.check_k_positions(k_positions, a)
     a.want = () if want is NOTHING else scalars.check_want(want)
     a.num_threads = None if num_threads is None else scalars.check_num_threads(num_threads)
     if type(stage) is not str or stage != "masked":
         scalars.check_choice("stage", stage, scalars.STAGES)
-    a.out = None
+    a.out = a.key_scale = None
     if out is not None:
         shape = a.out_shape if gives == "output" else a.weights_shape
         a.out = check_out(out, shape, a.acc if gives == "scores" else a.dtype, dict(
             query=query, key=key, value=value, mask=mask, block_mask=a.block_mask, key_mask=key_mask, bias=bias,
-            relative_bias=relative_bias, q_offset=q_offset, alibi_slopes=alibi_slopes, sinks=sinks,
-            q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths))
+            relative_bias=relative_bias, q_offset=q_offset, k_positions=k_positions, alibi_slopes=alibi_slopes,
+            sinks=sinks, q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths))
     return a
 
 

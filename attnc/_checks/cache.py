@@ -124,6 +124,42 @@ def reorder_args(indices: object, sizes: CacheSizes) -> np.ndarray:
     return integers("indices", indices, 0, max(sizes.batch - 1, 0))
 
 
+def keep_args(indices: object, sizes: CacheSizes, held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The slots that stay, (batch, kv_heads, n) in ascending order and 0 behind them, and how many of each element."""
+    check_rows_stay("keep", sizes)
+    given = as_array("indices", indices)
+    lead = sizes.batch, sizes.kv_heads
+    if given.ndim != 3 or given.shape[:2] != lead:
+        raise ValueError(f"indices has shape {given.shape}; wanted (batch, kv_heads, n) = ({lead[0]}, {lead[1]}, n)")
+    slots = integers("indices", indices, -1)
+    used = slots >= 0
+    counts = used.sum(-1)
+    for i, head in np.argwhere((used[..., 1:] & ~used[..., :-1]).any(-1))[:1]:
+        raise ValueError(f"indices has a slot behind -1 in batch element {i}, head {head}; wanted -1 at the end only")
+    for i, head in np.argwhere(counts != counts[:, :1])[:1]:
+        raise ValueError(f"indices names {counts[i, head]} slots in batch element {i}, head {head}, and {counts[i, 0]} "
+                         "in head 0; wanted the same number for all heads of a batch element")
+    for i, head, n in np.argwhere(slots >= held[:, None, None])[:1]:
+        raise ValueError(f"indices names slot {slots[i, head, n]} of batch element {i}, which holds {held[i]} tokens")
+    slots = np.sort(np.where(used, slots, np.iinfo(np.int64).max), axis=-1)
+    for i, head, n in np.argwhere((slots[..., 1:] == slots[..., :-1]) & used[..., 1:])[:1]:
+        raise ValueError(f"indices names slot {slots[i, head, n]} twice in batch element {i}, head {head}")
+    return np.where(used, slots, 0), np.array(counts[:, :1].sum(-1))
+
+
+def check_rows_stay(method: str, sizes: CacheSizes) -> None:
+    """Raise where a method speaks of rows, and rows move."""
+    if sizes.window is not None:
+        raise ValueError(f"{method} was asked of a cache with a window, whose rows move; wanted a cache without one")
+
+
+def check_no_relative_bias(relative_bias: object) -> None:
+    """Raise where the distances of rows are not those of their tokens."""
+    if relative_bias is not None:
+        raise ValueError("relative_bias was given to a cache that has left tokens out, and goes by the distance of "
+                         "rows; wanted a bias")
+
+
 def check_attend(sizes: CacheSizes, **options: object) -> None:
     """Raise for options that name positions, in a cache with a window, whose rows move."""
     for name, given in options.items():

@@ -69,6 +69,25 @@ def check_q_offset(q_offset: object, a: Args) -> int | np.ndarray:
     return offsets if offsets.ndim else int(offsets)
 
 
+def check_k_positions(k_positions: object, a: Args) -> np.ndarray:
+    """The position of each key; what stands past a length is not looked at."""
+    if a.q_offset is None and (a.causal or a.window is not None or a.alibi_slopes is not None):
+        raise ValueError("k_positions was given with causal, window or alibi_slopes, and q_offset was not; wanted the "
+                         "position of the first row, which keys of any position do not tell")
+    positions = integers("k_positions", k_positions)
+    target = (a.kv_len,) if a.two_d else (*a.batch, a.kv_heads, a.kv_len)
+    axes = "(kv_len,)" if a.two_d else "(batch..., kv_heads, kv_len)"
+    check_fits("k_positions", positions.shape, target, axes, exact=1)
+    if positions.size and not (positions.min() >= 0 and positions.max() <= MAX_OFFSET):
+        used = positions
+        if a.kv_lengths is not None:
+            used = np.where(np.arange(a.kv_len) < a.kv_lengths[..., None, None], positions, 0)
+        if used.min() < 0 or used.max() > MAX_OFFSET:
+            raise ValueError(f"k_positions must be from 0 to {MAX_OFFSET}, got values from {used.min()} to "
+                             f"{used.max()}")
+    return positions
+
+
 def check_lengths(name: str, lengths: object, length: int, a: Args) -> np.ndarray:
     """Valid counts of right-padded batch elements, 0 to `length`."""
     lengths = integers(name, lengths, 0, length)

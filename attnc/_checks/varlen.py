@@ -12,7 +12,7 @@ from .backward import GRADIENTS
 from .options import bools, check_alibi_slopes, integers
 from .scalars import MAX_OFFSET, check_want
 
-RAGGED = ("mask", "bias", "relative_bias")                     # options of which each sequence has its own array
+RAGGED = ("mask", "bias", "relative_bias", "k_positions")      # options of which each sequence has its own array
 OF_TOKENS = {"key_mask": 1, "q_segments": 0, "k_segments": 1}   # options over packed tokens: 0 of queries, 1 of keys
 
 

@@ -55,6 +55,13 @@ def check_k(k: object) -> int:
     return integer("k", k, 1, MAX_KEYS)
 
 
+def check_distance(a: Args) -> None:
+    """Raise where rows have no position to be distant from."""
+    if a.k_positions is not None and a.q_offset is None:
+        raise ValueError("mean_distance was asked of weights with k_positions and without q_offset; wanted the "
+                         "position of the first row")
+
+
 def check_bins(bins: object, a: Args) -> tuple[int, int]:
     """The sizes of a map: at most one bin for each row and key."""
     if not isinstance(bins, (tuple, list)) or len(bins) != 2:

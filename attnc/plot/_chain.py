@@ -60,7 +60,8 @@ def explain(
     figure : matplotlib Figure or SubFigure, optional
         Where to draw; by default a new one.
     **options
-        Options of `attention`: mask, bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, segments.
+        Options of `attention`: mask, bias, causal, window, q_offset, k_positions, scale, softcap, alibi_slopes, sinks,
+        segments.
 
     Returns
     -------
@@ -164,6 +165,8 @@ def _one_row(args: Args, head: int, row: int) -> tuple[np.ndarray, np.ndarray, n
         "bias": None if args.bias is None else np.broadcast_to(args.bias, whole)[head, row:row + 1],
         "relative_bias": None if args.relative_bias is None else np.broadcast_to(args.relative_bias, whole)[head, row],
         "block_mask": _cells_of_row(args, head, row),
+        "k_positions": None if args.k_positions is None else
+            np.broadcast_to(args.k_positions, (args.kv_heads, args.kv_len))[kv_head],
         "key_mask": args.key_mask,
         "sinks": None if args.sinks is None else args.sinks[head:head + 1],
         "alibi_slopes": None if args.alibi_slopes is None else args.alibi_slopes[..., head:head + 1].reshape(1),

@@ -86,5 +86,7 @@ def one_head(a: Args, places: Shape) -> Args:
     one.alibi_slopes, one.sinks = of_head(a.alibi_slopes), of_head(a.sinks)
     one.key_mask, one.k_segments, one.q_segments = of(a.key_mask, a.kv_len), of(a.k_segments, a.kv_len), \
         of(a.q_segments, a.q_len)
+    if a.k_positions is not None:
+        one.k_positions = of(a.k_positions, a.kv_heads, a.kv_len)[head * a.kv_heads // a.q_heads]
     one.q_offset, one.q_lengths, one.kv_lengths = of(a.q_offset), of(a.q_lengths), of(a.kv_lengths)
     return one

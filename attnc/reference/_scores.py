@@ -18,11 +18,11 @@ def attention_scores(
         query: ArrayLike, key: ArrayLike, *, stage: Stage = "masked", mask: ArrayLike | None = None,
         block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
         relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-        q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
-        layout: Layout = "bhnd", out: Array | None = None, num_threads: int | None = None,
-        **unknown: Never) -> np.ndarray:
+        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", out: Array | None = None,
+        num_threads: int | None = None, **unknown: Never) -> np.ndarray:
     """Scores of every query with every key: the definition of `attnc.attention_scores`.
 
     Parameters, results and errors are those of `attnc.attention_scores`.
@@ -74,7 +74,7 @@ def masked_scores(a: Args, allowed: np.ndarray) -> np.ndarray:
     if a.relative_bias is not None:
         scores = scores + saturated(a.relative_bias, a.acc)
     if a.alibi_slopes is not None:
-        distance = np.abs(np.arange(a.kv_len) - masks.positions(a)).astype(a.acc)
+        distance = np.abs(masks.key_positions(a) - masks.positions(a)).astype(a.acc)
         scores = scores - a.alibi_slopes[..., None, None] * distance
     return np.where(allowed, scores, a.acc.type(-np.inf))
 

@@ -55,11 +55,11 @@ class AttentionWeights:
             self, query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None,
             block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
             relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-            q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-            kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
-            num_threads: int | None = None, **unknown: Never) -> None:
+            q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
+            softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+            q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+            q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+            lse: ArrayLike | None = None, num_threads: int | None = None, **unknown: Never) -> None:
         if unknown:
             unexpected(AttentionWeights.__init__, unknown)
         self._a = a = attention_args(query, key, None, *options_of(locals()), num_threads=num_threads)
@@ -180,14 +180,18 @@ class AttentionWeights:
     def mean_position(self, *, progress: Progress = None) -> Array:
         checks.check_progress(progress)
         empty, _ = self._rows()
-        places = np.arange(self.shape[-1], dtype=self.dtype)
+        places = self._shaped(masks.key_positions(self._a).astype(self.dtype))
         return np.where(empty, -1, (self._visible() * places).sum(-1)).astype(self.dtype)
 
     def mean_distance(self, *, progress: Progress = None) -> Array:
         checks.check_progress(progress)
-        distance = np.abs(np.arange(self.shape[-1]) - masks.positions(self._a)).astype(self.dtype)
-        distance = distance.reshape(distance.shape[-2:]) if self._a.two_d else distance
+        checks.check_distance(self._a)
+        distance = self._shaped(np.abs(masks.key_positions(self._a) - masks.positions(self._a)).astype(self.dtype))
         return np.asarray((self._visible() * distance).sum(-1), self.dtype)
+
+    def _shaped(self, x: np.ndarray) -> np.ndarray:
+        """Something of the shape of the scores, with two axes if the weights have."""
+        return x.reshape(x.shape[-2:]) if self._a.two_d and x.ndim > 2 else x
 
     def lost_mass(self, keep: ArrayLike, *, progress: Progress = None) -> Array:
         checks.check_progress(progress)

@@ -10,6 +10,7 @@ import numpy as np
 
 from .._checks import Args
 from .._checks.index import check_index
+from .._checks.weights import check_distance
 from .._types import Array, Progress, Report
 from ..results import TopKeys
 from . import _operands, _places, _sweeps
@@ -100,6 +101,8 @@ class Held:
         return np.ascontiguousarray(self._known_rows(None)[0][index]), None
 
     def _sweep_rows(self, names: tuple[str, ...], k: int | None, report: Report | None) -> dict[str, Any]:
+        if "mean_distance" in names:
+            check_distance(self._a)
         found = _sweeps.rows(self._a, self._given, names, k, report)
         if self._given is None:
             lse = found["lse"].reshape(self._a.lse_shape)

@@ -38,6 +38,7 @@ def part(a: Args, *, batch: tuple[slice, ...] = (), heads: slice = ALL, rows: sl
         offset = (a.kv_len if a.kv_lengths is None else a.kv_lengths) - q_lengths
     some.query = _cut(a.query, batch, (heads, rows, ALL))
     some.key = _cut(a.key, batch, (kv_heads, keys, ALL))
+    some.key_scale = _cut_option(a.key_scale, batch, (kv_heads, keys))
     some.mask, some.bias, some.relative_bias = (
         _cut_option(x, batch, (heads, rows, keys)) for x in (a.mask, a.bias, a.relative_bias))
     if a.block_mask is not None and a.block_sizes is not None:
@@ -47,11 +48,13 @@ def part(a: Args, *, batch: tuple[slice, ...] = (), heads: slice = ALL, rows: sl
                  slice(key // of_keys, -(-(key + k1 - k0) // of_keys)))
         some.block_mask = _cut_whole(a.block_mask, batch, heads, cells)
         some.block_sizes = of_rows, of_keys, row % of_rows, key % of_keys
-    some.key_mask = _cut_option(a.key_mask, batch, (keys,))
+    some.key_mask, some.k_positions = (
+        _cut_option(a.key_mask, batch, (keys,)), _cut_option(a.k_positions, batch, (kv_heads, keys)))
     some.alibi_slopes, some.sinks = _cut_option(a.alibi_slopes, batch, (heads,)), _cut_option(a.sinks, (), (heads,))
     some.q_segments, some.k_segments = (
         _cut_option(a.q_segments, batch, (rows,)), _cut_option(a.k_segments, batch, (keys,)))
-    some.q_offset = _cut(np.asarray(offset, np.int64) + (r0 - k0), batch, ())
+    first_key = 0 if a.k_positions is not None else k0
+    some.q_offset = _cut(np.asarray(offset, np.int64) + (r0 - first_key), batch, ())
     if a.q_lengths is not None:
         some.q_lengths = np.clip(_cut(a.q_lengths, batch, ()) - r0, 0, r1 - r0)
     if a.kv_lengths is not None:
@@ -72,8 +75,8 @@ def one_head(a: Args, places: tuple[int, ...]) -> Args:
     return some
 
 
-_TRAILING = dict(query=3, key=3, mask=3, block_mask=3, bias=3, relative_bias=3, key_mask=1, alibi_slopes=1,
-                 q_segments=1, k_segments=1, q_offset=0, q_lengths=0, kv_lengths=0)
+_TRAILING = dict(query=3, key=3, key_scale=2, mask=3, block_mask=3, bias=3, relative_bias=3, key_mask=1, alibi_slopes=1,
+                 q_segments=1, k_segments=1, k_positions=2, q_offset=0, q_lengths=0, kv_lengths=0)
 
 
 def _cut(x: np.ndarray, batch: tuple[slice, ...], trailing: tuple[slice, ...]) -> np.ndarray:

@@ -19,8 +19,8 @@ from ._slices import one_head
 
 ALL = slice(None)
 # Every option that says which keys a row may see.
-_WHERE = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "q_segments",
-          "k_segments", "q_lengths", "kv_lengths")
+_WHERE = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "k_positions",
+          "q_segments", "k_segments", "q_lengths", "kv_lengths")
 _FORBIDS = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_segments", "q_lengths",
             "kv_lengths")
 
@@ -39,8 +39,8 @@ class AttentionWeights(RowStatistics, KeyStatistics, Blocks):
     key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
         Both are held, not copied, as options that are arrays are: their values must stay as they are from the first
         answer on, see the notes.
-    mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, sinks, \
-q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
+    mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, softcap, \
+alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
         As in `attention`.
     lse : float array (..., q_heads, q_len) or (q_len,), optional
         As in `attention_weights`: the lse of each row over more keys than these, with its sink.
@@ -79,16 +79,27 @@ q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
             self, query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None,
             block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
             relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-            q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-            kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
-            num_threads: int | None = None, **unknown: Never) -> None:
+            q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
+            softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+            q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+            q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+            lse: ArrayLike | None = None, num_threads: int | None = None, **unknown: Never) -> None:
         if unknown:
             unexpected(AttentionWeights.__init__, unknown)
         a = attention_args(  # by position, as attention does
-            query, key, None, mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap,
-            alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, (), None, num_threads)
+            query, key, None, mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, k_positions,
+            scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, (), None,
+            num_threads)
+        self._begin(a, lse)
+
+    @classmethod
+    def _of(cls, a: Args, lse: ArrayLike | None) -> Self:
+        """The weights of checked arguments."""
+        weights = object.__new__(cls)
+        weights._begin(a, lse)
+        return weights
+
+    def _begin(self, a: Args, lse: ArrayLike | None) -> None:
         _operands.own_views(a)
         self._hold(a, None if lse is None else _read_only(check_lse(lse, a)))
 

@@ -68,7 +68,7 @@ static void T(gradients_task)(Call *call, Task *t, ix head, Range rows, Range ke
         memset(b.d_value, 0, p->width * g->value_stride * sizeof(REAL));
         for (ix i = rows.start; i < rows.stop; i++) {
             open_task(p, t, head, i, 0);
-            if (block < t->block_start || block >= t->block_stop) continue;
+            if (block < t->block_start || block >= t->block_stop || !open_block_of_rows(p, t, block)) continue;
             if (!packed) T(pack_gradient_keys)(p, g, t, block, &b);
             packed = 1;
             T(backward_block)(p, g, t, block, want, &b, (char *)b.d_query + (i - rows.start) * size);

@@ -6,7 +6,10 @@ static void T(add_alibi)(const Params *p, const Task *t, ix r, REAL *s) {
     REAL slope;
     ix position = saturating_add(t->row[r].position, t->lengths.offset);
     memcpy(&slope, address(&p->slopes, &p->batch, t->batch, t->row[r].head), sizeof slope);
-    for (ix j = t->column; j < t->column_stop; j++)
+    if (t->k_positions)
+        for (ix j = t->column; j < t->column_stop; j++)
+            s[j] += -slope * (REAL)fabs((double)position - (double)position_of(p, t, t->first_key + j));
+    else for (ix j = t->column; j < t->column_stop; j++)
         s[j] += -slope * (REAL)fabs((double)position - (double)(t->first_key + j));
 }
 

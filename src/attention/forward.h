@@ -29,7 +29,7 @@ STEP void T(scores)(const Params *p, Task *t, ix r, ix n, ix block, Packed kv, e
 /* A block that all tasks of a kv head share. */
 static void T(pack_task)(Call *call, Task *t, ix block, Packed kv) {
     const Params *p = &call->p;
-    if (block * p->block_k < t->lengths.kv_length) STEP_OF(pack)(p, t, block, kv);
+    if (block * p->block_k < t->lengths.kv_length && open_block_of_head(p, t, block)) STEP_OF(pack)(p, t, block, kv);
 }
 
 /* ------------------------------------------------------------------------------------------------------ kept scores */
@@ -109,8 +109,10 @@ STEP void T(attend_blocks)(Call *call, Task *t) {
     if (p->row_request.any) T(begin_row_statistics)(p, t);
     for (ix block = t->block_start; block < t->block_stop; block++) {
         if (p->stop) return;
-        Packed kv = T(packed_block)(call, t, block);
+        Packed kv = {0};
         int last = block == t->block_stop - 1;
+        if (open_block_of_rows(p, t, block)) kv = T(packed_block)(call, t, block);
+        else if (!last && !p->kept_scores) continue;
         for (ix r = 0; r < t->rows; r += p->group_rows) {
             ix n = ix_min(p->group_rows, t->rows - r);
             T(attend_group)(p, t, r, n, block, kv, kept);
@@ -167,7 +169,8 @@ static void T(dense_task)(Call *call, Task *t, ix split, int weights) {
     for (ix block = split * p->split_k; block < ix_min(p->k_blocks, (split + 1) * p->split_k); block++) {
         Packed kv = {0};
         if (p->stop) return;
-        if (t->block_start <= block && block < t->block_stop) kv = T(packed_block)(call, t, block);
+        if (open_block_of_rows(p, t, block) && t->block_start <= block && block < t->block_stop)
+            kv = T(packed_block)(call, t, block);
         for (ix r = 0; r < t->rows; r += p->group_rows) {
             ix n = ix_min(p->group_rows, t->rows - r);
             enum Visibility visibility = T(visibility)(p, t, r, n, block);
@@ -219,7 +222,8 @@ static void T(key_statistics_task)(Call *call, Task *t, ix head, ix chunk) {
     open_head(p, t, call->first_head + head);
     open_arrays(p, t);
     for (ix block = chunk * call->chunk; block < ix_min(p->k_blocks, (chunk + 1) * call->chunk); block++) {
-        if (block * p->block_k < t->lengths.kv_length) STEP_OF(pack)(p, t, block, t->packed);
+        if (block * p->block_k < t->lengths.kv_length && open_block_of_head(p, t, block))
+            STEP_OF(pack)(p, t, block, t->packed);
         for (ix member = 0; member < p->heads_per_kv; member++) {
             if (k->map) {
                 t->stats.slots = k->slot_start[chunk + 1] - k->slot_start[chunk];

@@ -24,11 +24,12 @@ static __attribute__((noinline)) void T(add_relative_bias)(const Params *p, cons
     }
 }
 
-/* Masks and segments as bytes, and the address of each row's bias. Returns whether any key of the part may be
+/* Masks, segments and positions as bytes, and the address of each row's bias. Returns whether any key of the part may be
  * allowed; `all` receives whether all are, except for the bias. */
 static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *all) {
     ix first = block * p->block_k;
-    int some = 0, bytes = p->mask.data || p->block_mask.data || p->key_mask.data || p->q_segments.data;
+    int some = 0, bytes = p->mask.data || p->block_mask.data || p->key_mask.data || p->q_segments.data
+        || t->tests_positions;
     *all = 1;
     for (ix r = r0; r < r0 + n; r++) {
         ix i = t->row[r].position, lo = ix_max(t->row[r].start - first, t->column);
@@ -47,6 +48,9 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
             const char *k = t->k_segments + from * p->k_segments.col;
             for (ix j = 0; j < width; j++) allow[j] &= own >= 0 && *(const int64_t *)(k + j * p->k_segments.col) == own;
         }
+        if (t->tests_positions)
+            and_positions(allow, t->k_positions + from * p->k_positions.col, p->k_positions.col, width,
+                          positions_seen(p, t->lengths, i));
         if (bytes) {
             any = 0;
             for (ix j = 0; j < width; j++) {
@@ -92,12 +96,17 @@ STEP enum Visibility T(visibility)(const Params *p, Task *t, ix r0, ix n, ix blo
     ix first = block * p->block_k, last = ix_max(first, ix_min(first + p->block_k, t->lengths.kv_length));
     t->first_key = first;
     ix start = PTRDIFF_MAX, stop = 0, inner_start = 0, inner_stop = PTRDIFF_MAX;
+    const int by_key = p->by_position && !t->positions.ascend;
+    t->tests_positions = 0;
     for (ix r = r0; r < r0 + n; r++) {
         inner_start = ix_max(inner_start, t->row[r].start);
         inner_stop = ix_min(inner_stop, t->row[r].stop);
         if (t->row[r].start == t->row[r].stop) continue;
         start = ix_min(start, t->row[r].start);
         stop = ix_max(stop, t->row[r].stop);
+        if (!by_key) continue;
+        const Range seen = positions_seen(p, t->lengths, t->row[r].position), span = t->positions.span;
+        t->tests_positions |= seen.start > span.start || seen.stop < span.stop;
     }
     t->column = ix_min(ix_max(start, first), last) - first;
     t->column_stop = ix_max(ix_min(stop, last), first) - first;

@@ -104,6 +104,16 @@ static void T(moments)(const REAL *w, ix from, ix to, REAL own, double *sums) {
     sums[2] = V(sum)(distance);
 }
 
+/* The same sums by k_positions: places are positions, in double since these may be far apart. */
+static void T(moments_by_position)(const Params *p, const Task *t, const REAL *w, ix first, ix own, double *sums) {
+    sums[0] = sums[1] = sums[2] = 0;
+    for (ix j = t->column; j < t->column_stop; j++) {
+        const double at = (double)position_of(p, t, first + j);
+        sums[1] += (double)w[j] * at;
+        sums[2] += (double)w[j] * fabs((double)own - at);
+    }
+}
+
 /* After the softmax of the part: older sums take the factor of the new row maximum, and move by its step. */
 STEP void T(add_weights_to_statistics)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const RowRequest *w = &p->row_request;
@@ -129,8 +139,10 @@ STEP void T(add_weights_to_statistics)(const Params *p, Task *t, ix r0, ix n, ix
     }
     if (!w->position && !w->distance) return;
     for (ix r = 0; r < n; r++) {
-        double sums[3], own = (double)saturating_add(t->row[r0 + r].position, t->lengths.offset) - (double)first;
-        T(moments)(P_(s) + r * p->width, t->from, t->to, (REAL)own, sums);
+        double sums[3];
+        const ix own = saturating_add(t->row[r0 + r].position, t->lengths.offset);
+        if (t->k_positions) T(moments_by_position)(p, t, P_(s) + r * p->width, first, own, sums);
+        else T(moments)(P_(s) + r * p->width, t->from, t->to, (REAL)((double)own - (double)first), sums);
         t->stats.position[r0 + r] = alpha[r] * t->stats.position[r0 + r] + (sums[1] + (double)first * sums[0]);
         t->stats.distance[r0 + r] = alpha[r] * t->stats.distance[r0 + r] + sums[2];
     }

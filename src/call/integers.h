@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef ptrdiff_t ix;
 
@@ -13,6 +14,13 @@ typedef _Atomic ptrdiff_t Count;
 static inline void add_atomically(Count *count, ix n) { *count += n; }
 
 typedef struct { ix start, stop; } Range;
+
+/* An integer of an array, which may be unaligned. */
+static inline int64_t integer_at(const char *x) {
+    int64_t value;
+    memcpy(&value, x, sizeof value);
+    return value;
+}
 
 static inline ix ix_min(ix a, ix b) { return a < b ? a : b; }
 static inline ix ix_max(ix a, ix b) { return a > b ? a : b; }

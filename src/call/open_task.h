@@ -18,6 +18,7 @@ static void open_head(const Params *p, Task *t, ix head) {
     t->value = address(&p->value, &p->batch, t->batch, t->kv_head);
     t->key_scale = (const float *)address(&p->key_scale, &p->batch, t->batch, t->kv_head);
     t->value_scale = (const float *)address(&p->value_scale, &p->batch, t->batch, t->kv_head);
+    t->k_positions = address(&p->k_positions, &p->batch, t->batch, t->kv_head);
 }
 
 /* The batch element of each other array. */
@@ -57,6 +58,50 @@ static void open_task(const Params *p, Task *t, ix head, ix block, ix split) {
     open_arrays(p, t);
 }
 
+/* Find the positions of a block's keys, and whether one of rows first .. last of the batch element may see any of them;
+ * 1 without k_positions. */
+static int open_block(const Params *p, Task *t, ix block, ix first, ix last) {
+    if (!p->by_position) return 1;
+    const ix key = block * p->block_k, stop = ix_min(key + p->block_k, t->lengths.kv_length);
+    const Range rows = {positions_seen(p, t->lengths, first).start, positions_seen(p, t->lengths, last).stop};
+    t->positions = positions_of_keys(t->k_positions, p->k_positions.col, key, stop);
+    return overlap(rows, t->positions.span);
+}
+
+static int open_block_of_head(const Params *p, Task *t, ix block) {
+    return open_block(p, t, block, 0, t->lengths.q_length - 1);
+}
+
+/* Keys of the opened block that row i may see by position; where positions do not ascend, all if it sees one. */
+static Range keys_seen(const Params *p, const Task *t, ix i, ix block) {
+    const Range seen = positions_seen(p, t->lengths, i), span = t->positions.span;
+    const char *k = t->k_positions;
+    ix start = block * p->block_k, stop = ix_min(start + p->block_k, t->lengths.kv_length), first = start;
+    if (i >= t->lengths.q_length || !overlap(seen, span)) return (Range){0, 0};
+    if (t->positions.ascend && seen.start > span.start)
+        start = first_key_from(k, p->k_positions.col, first, stop, seen.start);
+    if (t->positions.ascend && seen.stop < span.stop)
+        stop = first_key_from(k, p->k_positions.col, first, stop, seen.stop);
+    return start < stop ? (Range){start, stop} : (Range){0, 0};
+}
+
+/* Open a block for the rows of a task, whose ranges become those of the block; whether one sees any of its keys. */
+static int open_block_of_rows(const Params *p, Task *t, ix block) {
+    if (!p->by_position) return 1;
+    const int near = open_block(p, t, block, t->row[0].position, t->row[t->rows - 1].position);
+    int some = 0;
+    for (ix r = 0; r < t->rows; r++) {
+        Row *row = t->row + r;
+        const int again = r && row->position == row[-1].position;       /* query heads of a kv head */
+        Range keys = {0, 0};
+        if (again) keys = (Range){row[-1].start, row[-1].stop};
+        else if (near) keys = keys_seen(p, t, row->position, block);
+        row->start = keys.start, row->stop = keys.stop;
+        some |= keys.start < keys.stop;
+    }
+    return some;
+}
+
 /* The next rows of a walk over all rows of a query head (KEY_STATISTICS); whether one may see the block by position. */
 static int open_walk(const Params *p, Task *t, ix head, ix first, ix block) {
     const KeyRequest *k = &p->key_request;
@@ -66,7 +111,7 @@ static int open_walk(const Params *p, Task *t, ix head, ix first, ix block) {
     t->rows = ix_min(p->block_q, k->walk - first);
     for (ix r = 0; r < t->rows; r++) {
         ix position = k->order ? k->order[first + r] : first + r;
-        Range keys = visible(p, t->lengths, position);
+        Range keys = p->by_position ? keys_seen(p, t, position, block) : visible(p, t->lengths, position);
         t->row[r] = (Row){keys.start, keys.stop, position, head};
         some |= keys.start < ix_min(keys.stop, begin + p->block_k) && begin < keys.stop;
     }

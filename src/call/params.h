@@ -29,7 +29,7 @@ typedef struct { ix n; const ix *shape; } Batch;
 
 typedef struct {
     Array query, key, value, out, lse, weights, scores;
-    Array mask, block_mask, key_mask, bias, relative, q_offset, sinks, slopes, q_segments, k_segments;
+    Array mask, block_mask, key_mask, bias, relative, q_offset, k_positions, sinks, slopes, q_segments, k_segments;
     Array q_lengths, kv_lengths;
     /* relative: a second bias, NULL unless there is a first */
     Array q_starts, k_starts;    /* packed sequences: where they start; rows past a q_length belong to others */
@@ -50,7 +50,8 @@ typedef struct {
     int flip;                    /* the query is loaded with its sign changed: a negative scale, exactly */
     ix mask_rows, mask_keys;     /* rows and keys of a block of block_mask */
     ix mask_row, mask_key;       /* the row and key of block_mask's first block that row 0 and key 0 are */
-    int masked;                  /* a mask, bias or segments forbid keys beside the key range */
+    int by_position;             /* causal order or a window reads k_positions instead of a key's index */
+    int masked;                  /* a mask, bias, segments or positions forbid keys beside the key range */
 
     ix rows;                     /* q_len * heads_per_kv: query rows of one kv head, position-major */
     int path;                    /* enum Path, as chosen */

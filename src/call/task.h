@@ -46,6 +46,7 @@ typedef struct {
     const float *key_scale, *value_scale;
     char *out, *lse, *weights, *scores;
     const char *mask, *block_mask, *key_mask, *bias, *relative, *q_segments, *k_segments;
+    const char *k_positions;             /* of the kv head */
 
     const void **q_rows;                 /* [row] address of the query */
     void *q;                             /* [row][head_dim] copies */
@@ -71,10 +72,17 @@ typedef struct {
     /* the part of the block that the group sees: columns [column, column_stop), computed in whole vectors [from, to) */
     ix column, column_stop, from, to;
     ix first_key;                        /* of the block */
+    Positions positions;                 /* by_position: those of its keys */
+    int tests_positions;                 /* they do not ascend, and some row of the group does not see all of them */
     int uses_allow;                      /* `allow` says which keys of this part a row sees */
 
     StatScratch stats;
 } Task;
+
+/* The position of a key. */
+static inline int64_t position_of(const Params *p, const Task *t, ix key) {
+    return integer_at(t->k_positions + key * p->k_positions.col);
+}
 
 /* Index of task row r in arrays over (batch, q_head, row). */
 static inline ix row_index(const Params *p, const Task *t, ix r) {

@@ -1,4 +1,4 @@
-/* visibility.h: which keys a query row may see by position: lengths, causal and window. */
+/* visibility.h: which keys a query row may see by position: lengths, causal order and window. */
 #ifndef ATTNC_VISIBILITY_H
 #define ATTNC_VISIBILITY_H
 
@@ -15,14 +15,69 @@ static inline Lengths lengths_of(const Params *p, ix b) {
     return n;
 }
 
-/* Keys that query position i may see; empty (0, 0) for a row past its length. */
-static inline Range visible(const Params *p, Lengths n, ix i) {
-    ix position = saturating_add(i, n.offset), start = 0, stop = n.kv_length;
-    if (p->causal) stop = ix_min(stop, saturating_add(position, 1));
+/* Positions that causal order and window let query row i see. */
+static inline Range positions_seen(const Params *p, Lengths n, ix i) {
+    ix position = saturating_add(i, n.offset), start = PTRDIFF_MIN, stop = PTRDIFF_MAX;
+    if (p->causal) stop = saturating_add(position, 1);
     if (p->right >= 0) stop = ix_min(stop, saturating_add(saturating_add(position, p->right), 1));
-    if (p->left >= 0) start = ix_max(start, saturating_add(position, -p->left));
+    if (p->left >= 0) start = saturating_add(position, -p->left);
+    return (Range){start, stop};
+}
+
+/* Keys that query row i may see, as a range of indices; empty (0, 0) for a row past its length. With k_positions causal
+ * order and window cut none: keys_seen() of open_task.h does, block by block. */
+static inline Range visible(const Params *p, Lengths n, ix i) {
+    Range seen = p->by_position ? (Range){0, PTRDIFF_MAX} : positions_seen(p, n, i);
+    ix start = ix_max(seen.start, 0), stop = ix_min(seen.stop, n.kv_length);
     if (i >= n.q_length || start >= stop) return (Range){0, 0};
     return (Range){start, stop};
 }
+
+/* Positions of the keys of a block: from the least to behind the largest (empty for no keys), and whether they ascend,
+ * as in a cache: then a row sees a range of the keys, else each key is tested. */
+typedef struct { Range span; int ascend; } Positions;
+
+static inline __attribute__((always_inline)) Positions scan_positions(const char *k, ix stride, ix first, ix stop) {
+    int falls = 0;
+    if (first >= stop) return (Positions){{0, 0}, 1};
+    for (ix j = first + 1; j < stop; j++) falls |= integer_at(k + j * stride) < integer_at(k + (j - 1) * stride);
+    int64_t low = integer_at(k + first * stride), high = integer_at(k + (stop - 1) * stride);
+    for (ix j = first; falls && j < stop; j++) {
+        const int64_t x = integer_at(k + j * stride);
+        low = x < low ? x : low;
+        high = x > high ? x : high;
+    }
+    return (Positions){{low, high + 1}, !falls};
+}
+
+/* One copy for contiguous positions, which the compiler makes vectors of. */
+static Positions positions_of_keys(const char *k, ix stride, ix first, ix stop) {
+    return stride == sizeof(int64_t) ? scan_positions(k, sizeof(int64_t), first, stop)
+                                     : scan_positions(k, stride, first, stop);
+}
+
+/* The first of keys start .. stop, whose positions ascend, at or behind a position. */
+static ix first_key_from(const char *k, ix stride, ix start, ix stop, ix position) {
+    while (start < stop) {
+        const ix middle = start + (stop - start) / 2;
+        if (integer_at(k + middle * stride) < position) start = middle + 1;
+        else stop = middle;
+    }
+    return start;
+}
+
+/* allow &= whether n positions, `stride` bytes apart, are among those seen */
+static void and_positions(uint8_t *restrict allow, const char *restrict k, ix stride, ix n, Range seen) {
+#define AND_POSITIONS(stride) for (ix j = 0; j < n; j++) { \
+        const int64_t x = integer_at(k + j * (ix)(stride)); \
+        allow[j] &= (x >= seen.start) & (x < seen.stop); \
+    }
+    if (stride == sizeof(int64_t)) AND_POSITIONS(sizeof(int64_t))
+    else AND_POSITIONS(stride)
+#undef AND_POSITIONS
+}
+
+/* Whether two ranges have a common element. */
+static inline int overlap(Range a, Range b) { return ix_max(a.start, b.start) < ix_min(a.stop, b.stop); }
 
 #endif

@@ -50,6 +50,8 @@ def options(seed, q_len=37, kv_len=50):
     yield {"bias": random.standard_normal((2, 1, 1, kv_len)).astype(np.float32),
            "key_mask": random.random((2, kv_len)) < 0.7}
     yield {"alibi_slopes": attnc.alibi_slopes(4), "causal": True}
+    yield {"k_positions": random.permutation(2 * kv_len).reshape(2, kv_len), "window": (20, 3), "causal": True,
+           "q_offset": 40, "alibi_slopes": attnc.alibi_slopes(4)}
     yield {"q_lengths": [30, 7], "kv_lengths": np.array([50, 13]), "causal": True}
     yield {"q_segments": random.integers(-1, 3, (2, q_len)), "k_segments": random.integers(-1, 3, (2, kv_len))}
 

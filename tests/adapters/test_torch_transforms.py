@@ -194,6 +194,8 @@ OPTIONS = {
     "sinks": {"sinks": random(4), "causal": True, "q_offset": -2},
     "no sink": {"sinks": torch.tensor([0.0, -torch.inf, 1.0, 2.0], dtype=torch.float64),
                 "kv_lengths": torch.tensor([7, 0])},
+    "positions": {"k_positions": torch.arange(28).reshape(2, 2, 7).flip(-1), "causal": True, "window": (9, None),
+                  "q_offset": torch.tensor([3, 22])},
     "segments": {"q_segments": SEGMENTS[:, :5], "k_segments": SEGMENTS},
     "lengths": {"q_lengths": torch.tensor([5, 2]), "kv_lengths": torch.tensor([3, 0]), "sinks": random(4)},
     "one length": {"kv_lengths": torch.tensor(4)},

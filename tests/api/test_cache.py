@@ -285,7 +285,7 @@ def test_nothing_is_written_after_an_error(seed):
 
 
 def test_the_twin_has_the_same_methods():
-    for name in ("__init__", "append", "attend", "truncate", "reorder"):
+    for name in ("__init__", "append", "attend", "weights", "keep", "truncate", "reorder"):
         fast, twin = (parameters(getattr(module.KVCache, name)) for module in (attnc, reference))
         assert fast == twin
 
@@ -356,7 +356,7 @@ def at_once(*calls):
 
 
 @pytest.mark.parametrize("module, inside", [
-    (attnc, "attnc.cache._slots"), (reference, "attnc.reference._cache._grown")])
+    (attnc, "attnc.cache.slots"), (reference, "attnc.reference._cache._grown")])
 def test_no_token_of_threads_that_append_is_lost(monkeypatch, module, inside):
     slow(monkeypatch, inside)
     cache = module.KVCache(1, 1, 2, capacity=8 * 10 * 3, dtype=np.float32)
@@ -376,7 +376,8 @@ def test_no_token_of_threads_that_append_is_lost(monkeypatch, module, inside):
 
 USES = {"append": lambda cache: cache.append(*np.ones((2, 1, 1, 1, 2))), "truncate": lambda cache: cache.truncate(0),
         "reorder": lambda cache: cache.reorder([0]), "attend": lambda cache: cache.attend(np.ones((1, 1, 1, 2))),
-        "copy": copy.copy}
+        "copy": copy.copy, "keep": lambda cache: cache.keep(np.zeros((1, 1, 0), int)),
+        "weights": lambda cache: cache.weights(np.ones((1, 1, 1, 2)))}
 
 
 def used_within(monkeypatch, place, use):
@@ -396,8 +397,8 @@ def used_within(monkeypatch, place, use):
 
 
 @pytest.mark.parametrize("module, inside, use", [
-    *((attnc, "attnc.cache._slots", use) for use in USES),
-    *((attnc, "attnc.cache.attend", use) for use in ("append", "truncate", "reorder")),
+    *((attnc, "attnc.cache.slots", use) for use in USES),
+    *((attnc, "attnc.cache.attend", use) for use in ("append", "truncate", "reorder", "keep")),
     *((reference, "attnc.reference._cache._grown", use) for use in USES if use != "copy")])
 def test_a_use_within_another_of_the_same_thread_is_refused(monkeypatch, module, inside, use):
     """A token that a signal handler appends within an append would be lost without a word."""

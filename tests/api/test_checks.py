@@ -108,6 +108,16 @@ WRONG = {
     "q_offset bool": (T, {"q_offset": True}, ["q_offset", "bool True", "integer"]),
     "q_offset shape": (V, {"q_offset": [0, 0, 0]}, ["q_offset", "(3,)", "(2,)"]),
     "q_offset range": (V, {"q_offset": 2**60}, ["q_offset", str(2**60), str(2**53)]),
+    "k_positions dtype": (T, {"k_positions": np.zeros(7)}, ["k_positions", "float64", "integer"]),
+    "k_positions bool": (T, {"k_positions": np.ones(7, bool)}, ["k_positions", "bool", "integer"]),
+    "k_positions of the batch": (V, {"k_positions": np.zeros((3, 7), int)}, ["k_positions", "(3, 7)", "(2, 2, 7)"]),
+    "k_positions of one key": (V, {"k_positions": [[0]]}, ["k_positions", "(1, 1)", "kv_heads"]),
+    "k_positions negative": (V, {"k_positions": np.arange(7) - 1}, ["k_positions", "from 0 to", "-1"]),
+    "k_positions far": (V, {"k_positions": np.full(7, 2**60)}, ["k_positions", str(2**53), str(2**60)]),
+    "k_positions negative within a length": (
+        V, {"k_positions": np.arange(7) * -1, "kv_lengths": [1, 2]}, ["k_positions", "from 0 to", "-1"]),
+    **{f"k_positions with {name}": (V, {"k_positions": np.arange(7), name: option}, ["k_positions", "q_offset"])
+       for name, option in (("causal", True), ("window", (1, 1)), ("alibi_slopes", np.ones(4)))},
     "q_lengths range": (V, {"q_lengths": [5, 6]}, ["q_lengths", "from 0 to 5", "6"]),
     "kv_lengths negative": (V, {"kv_lengths": -1}, ["kv_lengths", "from 0 to 7", "-1"]),
     "kv_lengths huge": (V, {"kv_lengths": np.array([1, 2**64 - 1], np.uint64)}, ["kv_lengths", str(2**64 - 1)]),
@@ -175,8 +185,9 @@ def test_errors_say_what_is_wrong(name):
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value", "mask", "key_mask", "bias", "relative_bias", "q_offset",
-                                  "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths"])
+@pytest.mark.parametrize("name", [
+    "query", "key", "value", "mask", "key_mask", "bias", "relative_bias", "q_offset", "k_positions", "alibi_slopes",
+    "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths"])
 def test_out_shares_memory_with_no_input(name):
     shapes = {"query": (1, 1, 3, 4), "key": (1, 1, 3, 4), "value": (1, 1, 3, 3)}
     out = np.zeros((1, 1, 3, 3), np.float32)
@@ -186,6 +197,7 @@ def test_out_shares_memory_with_no_input(name):
         "mask": {"mask": raw[:3].view(bool)}, "key_mask": {"key_mask": raw[:3].view(bool)},
         "bias": {"bias": raw[:12].view(np.float32)}, "relative_bias": {"relative_bias": raw[:20].view(np.float32)},
         "q_offset": {"q_offset": raw[:4].view(np.int32)},
+        "k_positions": {"k_positions": raw[:3]},
         "alibi_slopes": {"alibi_slopes": raw[:4].view(np.float32)}, "sinks": {"sinks": raw[:4].view(np.float32)},
         "q_segments": {"q_segments": raw[:24].view(np.int64), "k_segments": np.zeros(3, int)},
         "k_segments": {"k_segments": raw[:24].view(np.int64), "q_segments": np.zeros(3, int)},
@@ -269,6 +281,11 @@ def test_options_arrive_in_their_form():
     assert a.want == ("scores", "lse") and check(want="lse").want == ("lse",)
     assert check(window=(None, None)).window is None and check(window=(2**90, 0)).window == (2**62, 0)
     assert check(q_offset=[1, -2]).q_offset.tolist() == [1, -2]
+    positions = check(k_positions=[3, 2**53, 0, 0, 9, -1, 7], kv_lengths=5, causal=True, q_offset=2).k_positions
+    assert positions.dtype == np.int64 and positions.tolist() == [3, 2**53, 0, 0, 9, -1, 7]
+    given = np.zeros((2, 1, 14), int)[..., ::2]
+    assert np.shares_memory(check(k_positions=given).k_positions, given)
+    assert check(k_positions=range(7), window=(None, None), causal=False).k_positions is not None
 
 
 @pytest.mark.parametrize("scale", [0, -3, np.float16(0.5), np.int8(2), ml_dtypes.bfloat16(2), np.array(0.25)])

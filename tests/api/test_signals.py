@@ -271,15 +271,19 @@ def rows_of(x):
 @pytest.mark.parametrize("change", [
     lambda cache: cache.append(*rows_of(3)), lambda cache: cache.append(*rows_of(3), lengths=[1, 3]),
     lambda cache: cache.reorder([1, 0]), lambda cache: cache.truncate([4, 5]),
-], ids=["append", "append some", "reorder", "truncate"])
-def test_an_interrupted_cache_is_as_before_or_as_after(change, dtype):
+    lambda cache: cache.keep([[[3, 0]], [[1, 4]]]),
+], ids=["append", "append some", "reorder", "truncate", "keep"])
+def test_an_interrupted_cache_is_as_before_or_as_after(change, dtype, request):
+    keeps = "keep" in request.node.callspec.id
+
     def state(cache):
         if cache is None:
-            cache = attnc.KVCache(2, 1, 4, capacity=6, dtype=dtype, window=(3, 0))
+            cache = attnc.KVCache(2, 1, 4, capacity=6, dtype=dtype, window=None if keeps else (3, 0))
             cache.append(*rows_of(5), lengths=[4, 5])
             cache.append(*rows_of(1))
             return cache
-        parts = (cache.keys, cache.values, cache.key_scales, cache.value_scales, cache.lengths, cache._oldest)
+        parts = (cache.keys, cache.values, cache.key_scales, cache.value_scales, cache.lengths, cache._oldest,
+                 cache.positions, cache._evicted)
         return [x.tobytes() for x in parts if x is not None]
 
     interrupted_everywhere(change, state)

@@ -19,8 +19,8 @@ ROWS, TOKENS = np.ones((1, 2, 3), np.float32), np.ones((3, 2, 4), np.float32)
 OPTIONS = dict(
     mask=np.ones((3, 3), bool), block_mask=(np.ones((2, 1), bool), 2, 4), key_mask=np.ones((1, 3), bool),
     bias=np.zeros((3, 3)),
-    relative_bias=np.zeros(5), causal=True, window=(1, None), q_offset=np.array([0]), scale=0.5, softcap=2.0,
-    alibi_slopes=np.zeros(2), sinks=np.zeros(2),
+    relative_bias=np.zeros(5), causal=True, window=(1, None), q_offset=np.array([0]), k_positions=np.arange(3),
+    scale=0.5, softcap=2.0, alibi_slopes=np.zeros(2), sinks=np.zeros(2),
     q_segments=np.zeros((1, 3), int), k_segments=np.zeros((1, 3), int), q_lengths=np.array([3]),
     kv_lengths=np.array([3]), layout="bhnd", num_threads=1)
 BOUNDS = np.array([0, 3])
@@ -76,11 +76,14 @@ CALLS = {      # what makes the object of a method, and what to call it with
     "KVCache": (None, dict(batch=1, kv_heads=2, head_dim=4, value_dim=3, capacity=5, dtype="float16",
                                     window=(2, 0))),
     **{f"KVCache.{name}": (cache, None) for name in ("keys", "values", "key_scales", "value_scales", "lengths",
-                                                             "nbytes")},
+                                                             "positions", "nbytes")},
     "KVCache.append": (cache, dict(key=X[..., :2, :], value=X[..., :2, :], lengths=np.array([1]))),
     "KVCache.attend": (cache, dict(query=X, causal=True, window=(1, 0), sinks=np.zeros(2),
                                             q_offset=np.array([2]), mask=np.ones((3, 5), bool),
                                             bias=np.zeros((3, 5)), relative_bias=np.zeros(7))),
+    "KVCache.weights": (cache, dict(query=X, causal=True, window=(1, 0), sinks=np.zeros(2), q_offset=np.array([2]),
+                                     mask=np.ones((3, 3), bool), bias=np.zeros((3, 3)))),
+    "KVCache.keep": (cache, dict(indices=np.array([[[0, 2], [1, -1]]])[..., :1])),
     "KVCache.truncate": (cache, dict(lengths=np.array([1]))),
     "KVCache.reorder": (cache, dict(indices=np.array([0]))),
     "causal_mask": (None, dict(q_len=2, kv_len=3, q_offset=np.array([1]))),

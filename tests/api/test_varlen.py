@@ -74,6 +74,22 @@ def test_against_the_twin(isa, lengths, options, dtype, seed):
     assert_within(got.lse, exact.lse, honest.lse, scale=max(1.0, largest(exact.lse), scores), name="lse")
 
 
+def test_positions_of_the_keys_of_each_sequence(seed):
+    random = np.random.default_rng(seed)
+    query, key, value, *bounds = packed(random, ([3, 0, 5], [40, 7, 9]))
+    positions = [random.permutation(80)[:40].reshape(1, 40), None, random.permutation(18).reshape(2, 9)]
+    options = {"causal": True, "window": (30, None), "q_offset": [50, 3, 9]}
+    got, twin = (module.attention_varlen(query, key, value, *bounds, k_positions=positions, want="weights", **options)
+                 for module in (attnc, reference))
+    assert_same_bits(got.output[3:], attnc.attention(
+        query[3:], key[47:], value[47:], layout="bnhd", k_positions=positions[2], q_offset=9, causal=True,
+        window=(30, None)))
+    for one, wanted in zip(got.weights, twin.weights, strict=True):
+        np.testing.assert_allclose(one, wanted, atol=1e-6)
+    with pytest.raises(ValueError, match="sequence 0: k_positions was given with causal, window or alibi_slopes"):
+        attnc.attention_varlen(query, key, value, *bounds, k_positions=positions, causal=True)
+
+
 def test_the_twin_is_one_by_one(seed):
     arrays = packed(np.random.default_rng(seed), "mixed", dims=(8, 4))
     slopes = np.random.default_rng(seed).random((12, 4))

@@ -23,10 +23,11 @@ def attention(
         query: da.Array, key: da.Array, value: da.Array, *, mask: ArrayLike | None = None,
         key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
         causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
-        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
-        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-        want: Lse | tuple[()] = (), num_threads: int | None = None) -> da.Array | AttentionResult:
+        k_positions: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
+        layout: Layout = "bhnd", want: Lse | tuple[()] = (), num_threads: int | None = None
+) -> da.Array | AttentionResult:
     """`attnc.attention` on dask arrays, cut along batch, heads, queries and keys in any way.
 
     Each block of queries meets each block of keys that some of its rows may see, as a task of its own; the results are
@@ -37,7 +38,8 @@ def attention(
     query, key, value : dask arrays
         Of the shapes and dtypes of `attnc.attention`. Chunks of batch axes and heads are made to meet by rechunking;
         head_dim is one chunk; the value is cut along its length as the key is.
-    mask, key_mask, bias, relative_bias, alibi_slopes, sinks, q_segments, k_segments : dask or NumPy arrays, optional
+    mask, key_mask, bias, relative_bias, k_positions, alibi_slopes, sinks, q_segments, k_segments : dask or NumPy \
+arrays, optional
     causal, window, q_offset, scale, softcap, q_lengths, kv_lengths, layout, num_threads
         As in `attnc.attention`; what is an array there is a NumPy array here.
     want : name or tuple of names

@@ -19,9 +19,10 @@ from ..._checks import attention_args
 if TYPE_CHECKING:
     from ..._checks import Args
 
-# The axes that the last axes of an option stand for (d: distance of row and key); what comes before are batch axes.
-AXES = {"mask": "hij", "bias": "hij", "relative_bias": "hd", "key_mask": "j", "alibi_slopes": "h", "sinks": "h",
-        "q_segments": "i", "k_segments": "j", "q_lengths": "", "kv_lengths": "", "q_offset": ""}
+# The axes that the last axes of an option stand for (d: distance of row and key, g: kv heads); what comes before are
+# batch axes.
+AXES = {"mask": "hij", "bias": "hij", "relative_bias": "hd", "key_mask": "j", "k_positions": "gj", "alibi_slopes": "h",
+        "sinks": "h", "q_segments": "i", "k_segments": "j", "q_lengths": "", "kv_lengths": "", "q_offset": ""}
 LENGTHS = ("q_lengths", "kv_lengths", "q_offset")    # what decides which blocks there are
 POSITIONS = ("causal", "window", "alibi_slopes")    # what needs to know where a row stands
 
@@ -111,12 +112,13 @@ class Grid:
     def seen(self, rows: Block) -> list[Block]:
         """The blocks of keys that some row of the block may see by position."""
         a = self.args
-        left, right = a.window or (None, None)
+        causal = a.causal and a.k_positions is None        # keys of any position may be in a block
+        left, right = (None, None) if a.window is None or a.k_positions is not None else a.window
         first, last = rows.start + self.offset.min(), rows.stop - 1 + self.offset.max()
         if rows.start >= self.q_length.max(initial=0):
             return []
         return [keys for keys in self.keys
-                if keys.start < self.kv_length.max(initial=0) and not (a.causal and keys.start > last)
+                if keys.start < self.kv_length.max(initial=0) and not (causal and keys.start > last)
                 and not (right is not None and keys.start > last + right)
                 and not (left is not None and keys.stop - 1 < first - left)]
 
@@ -124,7 +126,7 @@ class Grid:
         """The options of a pair of blocks, in whose own places they are written."""
         found = {name: option for name, option in self.options.items() if name not in AXES}
         zero = self.args.q_len - 1      # the distance 0 of a relative bias
-        within = {"h": self.q_heads(head), "i": rows.places, "j": keys.places,
+        within = {"h": self.q_heads(head), "g": head.places, "i": rows.places, "j": keys.places,
                   "d": slice(zero + keys.start - rows.stop + 1, zero + keys.stop - rows.start)}
         for name, option in self.options.items():
             if name in AXES and name not in LENGTHS:
@@ -134,7 +136,8 @@ class Grid:
         if self.args.kv_lengths is not None:
             found["kv_lengths"] = np.clip(_of(self.kv_length, batch) - keys.start, 0, keys.size)
         if any(found.get(name) not in (None, False) if name != "alibi_slopes" else name in found for name in POSITIONS):
-            found["q_offset"] = _of(self.offset, batch) + (rows.start - keys.start)
+            first_key = keys.start if self.args.k_positions is None else 0
+            found["q_offset"] = _of(self.offset, batch) + (rows.start - first_key)
         return found
 
 
