@@ -161,6 +161,30 @@ def test_a_multihead_attention_with_code_of_its_own(x):
         model(x)
 
 
+def test_a_module_that_uses_the_weights_of_a_multihead_attention(x):
+    """Where it has called no attention; one that sometimes calls it is no error."""
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.calls = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), False
+
+        def forward(self, x):
+            if self.calls:
+                return self.inner(x, x, x)[0]
+            query, key, value = functional.linear(x, self.inner.in_proj_weight).chunk(3, -1)
+            return (query @ key.mT).softmax(-1) @ value
+
+    model = nn.Sequential(Attention(), Own())
+    with pytest.raises(ValueError, match="cannot see the attention of '1', which holds a MultiheadAttention"), \
+            capture(model):
+        model(x)
+    with capture(model, "entropy") as records:
+        model(x)
+        model[1].calls = True
+        model(x)
+    assert [record.layer for record in records] == ["0", "0", "1.inner"]
+
+
 def test_gradients_that_cannot_come(x):
     model = two()
     for what in ("grad_output", "relevance"):

@@ -63,6 +63,8 @@ class Watcher:
         self.model = model
         self.names_replaced: list[Interception] = []
         self.names = {id(module): name for name, module in model.named_modules()}
+        self.holding = {id(module) for module in model.modules()
+                        if any(isinstance(x, torch.nn.MultiheadAttention) for x in module.children())}
 
     def take(self, layer: str, call: int, index: int, seen: Call) -> None:
         raise NotImplementedError
@@ -71,8 +73,8 @@ class Watcher:
         """Statistics of this call to be computed beside its output, if it is attnc that computes it."""
         raise NotImplementedError
 
-    def unseen(self, layer: str) -> None:
-        """Called when a MultiheadAttention has run of which no call was seen."""
+    def ran(self, layer: str, seen: bool, holds: bool) -> None:
+        """A MultiheadAttention, or a module that `holds` one, has returned; whether a call was seen in it."""
         raise NotImplementedError
 
 
@@ -184,8 +186,8 @@ def _run(theirs: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, .
     inside = [each for each in (*here.passes, *started) if id(module) in each.watcher.names]
     if not inside:
         return theirs(module, *args, **kwargs)
-    heads = isinstance(module, torch.nn.MultiheadAttention)
-    before = [each.calls.total() for each in inside] if heads else []
+    heads, holds = isinstance(module, torch.nn.MultiheadAttention), id(module) in inside[0].watcher.holding
+    before = [each.calls.total() for each in inside] if heads or holds else []
     here.passes.extend(started)
     for each in inside:
         each.modules.append(module)
@@ -202,9 +204,8 @@ def _run(theirs: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, .
             raise
         if here.compiled:
             raise _calls_compiled(inside[0].watcher.names[id(module)])
-        for each, count in zip(inside, before, strict=heads):
-            if each.calls.total() == count:
-                each.watcher.unseen(each.watcher.names[id(module)])
+        for each, count in zip(inside, before, strict=heads or holds):
+            each.watcher.ran(each.watcher.names[id(module)], each.calls.total() > count, holds and not heads)
         return result
     finally:
         here.compiled = False

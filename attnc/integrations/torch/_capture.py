@@ -112,12 +112,13 @@ class _Collector(_calls.Watcher):
         names = self.names.values()
         self.of_heads = [(Place("heads", x, names), head_list(chosen)) for x, chosen in (self.heads or {}).items()]
         self.layers = None if layers is None else [Place("layers", x, names) for x in layer_list(layers)]
-        self.ran, self._order = 0, _Order()
+        self.count, self._order = 0, _Order()
+        self.holders: dict[str, bool] = {}      # what ran and holds a MultiheadAttention: whether a call was seen
         self.records = Records()
 
     def check(self) -> None:
         """Only after the run is it known which calls there are."""
-        if not self.ran:
+        if not self.count:
             config = getattr(self.model, "config", None)
             kind = getattr(config, "_attn_implementation", None)
             hint = (f": it runs {kind!r}; model.set_attn_implementation('sdpa'), or 'attnc'"
@@ -125,15 +126,22 @@ class _Collector(_calls.Watcher):
                     ": it was not run by calling it or a module of it, or by compiled code, or its attention is its "
                     "own code, which calls neither scaled_dot_product_attention nor MultiheadAttention")
             raise ValueError(f"{type(self.model).__name__} never called attention{hint}")
+        for name, seen in self.holders.items():
+            if not seen:
+                raise ValueError(f"capture cannot see the attention of {name!r}, which holds a MultiheadAttention and "
+                                 "ran without calling it, or scaled_dot_product_attention")
         for name, places in (("heads", [place for place, _ in self.of_heads]), ("layers", self.layers or [])):
             for place in places:
                 if not place.met:
                     raise ValueError(f"{name} has {place.given!r}, for which no attention was called; a forward pass "
-                                     f"had {self.ran} calls")
+                                     f"had {self.count} calls")
 
-    def unseen(self, layer: str) -> None:
-        raise ValueError(f"capture cannot see the attention of {layer!r}, a MultiheadAttention that does not call "
-                         "scaled_dot_product_attention")
+    def ran(self, layer: str, seen: bool, holds: bool) -> None:
+        if holds:       # it may have had no reason to call it
+            self.holders[layer] = self.holders.get(layer, False) or seen
+        elif not seen:
+            raise ValueError(f"capture cannot see the attention of {layer!r}, a MultiheadAttention that does not call "
+                             "scaled_dot_product_attention")
 
     def beside(self, layer: str, call: int, index: int) -> tuple[str, ...]:
         if self.rows is not None or self.heads is not None or self.same_heads is not None \
@@ -143,7 +151,7 @@ class _Collector(_calls.Watcher):
         return self.statistics
 
     def take(self, layer: str, call: int, index: int, seen: _calls.Call) -> None:
-        self.ran = max(self.ran, index + 1)
+        self.count = max(self.count, index + 1)
         reordered = self._order.moved(layer, call, index, seen.key, seen.query.shape[-2])
         if self.layers is not None and not any([place.meets(layer, call, index) for place in self.layers]):
             return
