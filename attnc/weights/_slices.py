@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from .._checks import Args
+from .._checks.options import overlapping_rows
 
 ALL = slice(None)
 
@@ -73,6 +75,31 @@ def one_head(a: Args, places: tuple[int, ...]) -> Args:
         if x is not None:
             setattr(some, name, x.reshape(x.shape[max(x.ndim - trailing, 0):]) if lead else x)
     return some
+
+
+def some_heads(a: Args, heads: Sequence[int]) -> Args:
+    """Arguments of a few query heads in any order, each with a key head of its own; what has heads is copied."""
+    taken = np.asarray(heads, np.int64)
+    some = part(a)
+    some.q_heads = some.kv_heads = len(taken)
+    kv_heads = taken // a.heads_per_kv
+    some.query, some.key = some.query.take(taken, -3), some.key.take(kv_heads, -3)
+    for name in ("mask", "block_mask", "bias", "alibi_slopes", "sinks"):
+        setattr(some, name, _take(getattr(some, name), taken, _TRAILING.get(name, 1)))
+    for name in ("key_scale", "k_positions"):
+        setattr(some, name, _take(getattr(some, name), kv_heads, _TRAILING[name]))
+    if a.relative_bias is not None:         # a view of a value for each distance
+        distances = np.concatenate((a.relative_bias[..., ::-1, 0], a.relative_bias[..., 0, 1:]), -1) \
+            if a.q_len and a.kv_len else a.relative_bias[..., 0]
+        found = _take(distances, taken, 2)
+        assert found is not None
+        some.relative_bias = overlapping_rows(found, a.q_len, a.kv_len)
+    return some
+
+
+def _take(x: np.ndarray | None, heads: np.ndarray, trailing: int) -> np.ndarray | None:
+    """Some heads of an option that has `trailing` axes from that of the heads on; one head or none serves all."""
+    return x if x is None or x.ndim < trailing or x.shape[-trailing] == 1 else x.take(heads, -trailing)
 
 
 _TRAILING = dict(query=3, key=3, key_scale=2, mask=3, block_mask=3, bias=3, relative_bias=3, key_mask=1, alibi_slopes=1,

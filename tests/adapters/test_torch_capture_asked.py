@@ -96,19 +96,35 @@ def test_heads_of_each_layer(x):
     assert [record.shape[1] for record in records] == [HEADS, 2]
 
 
-def test_heads_of_biases_groups_and_options():
-    class Model(nn.Module):
-        def forward(self, query, key, bias, **options):
-            return attention(query, key, key, bias=bias, **options)
+OPTIONS = {
+    "bias": lambda: {"bias": torch.randn(1, 4, 5, 6)}, "one bias": lambda: {"bias": torch.randn(5, 6)},
+    "relative_bias": lambda: {"relative_bias": torch.randn(2, 4, 10)},
+    "one relative_bias": lambda: {"relative_bias": torch.randn(10)},
+    "mask": lambda: {"mask": torch.rand(2, 4, 5, 6) < 0.7}, "key_mask": lambda: {"key_mask": torch.rand(2, 6) < 0.7},
+    "block_mask": lambda: {"block_mask": (np.random.default_rng(0).random((4, 3, 2)) < 0.7, 2, 3)},
+    "k_positions": lambda: {"k_positions": torch.randint(0, 9, (2, 2, 6)), "causal": True, "q_offset": 3},
+    "sinks": lambda: {"sinks": torch.randn(4), "softcap": 2.0},
+    "alibi_slopes": lambda: {"alibi_slopes": torch.rand(2, 4)},
+    "segments": lambda: {"q_segments": torch.randint(0, 2, (2, 5)), "k_segments": torch.randint(0, 2, (2, 6))},
+    "lengths": lambda: {"q_lengths": torch.tensor([5, 3]), "kv_lengths": torch.tensor([4, 6]), "window": (2, 1)}}
 
-    model, query, key, bias = Model(), torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(1, 4, 5, 5)
-    options = dict(sinks=torch.randn(4), alibi_slopes=torch.rand(4), window=(2, 1), softcap=3.0,
-                   q_lengths=torch.tensor([5, 4]), kv_lengths=torch.tensor([4, 5]))
+
+@pytest.mark.parametrize("heads, rows", [([3, 1], slice(1, 4)), ([2], None), ([], None), (None, slice(-1, None))],
+                         ids=str)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_heads_and_rows_of_every_option(options, heads, rows):
+    class Model(nn.Module):
+        def forward(self, query, key, **options):
+            return attention(query, key, key, **options)
+
+    torch.manual_seed(6)
+    model, query, key, options = Model(), torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8), OPTIONS[options]()
     arrays = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
-    wanted = attnc.attention_weights(query.numpy(), key.numpy(), bias=bias.numpy(), **arrays)
-    with capture(model, "weights", heads=[3, 1], rows=slice(1, 4)) as records:
-        model(query, key, bias, **options)
-    np.testing.assert_allclose(records[0].weights.dense(), wanted[:, [3, 1], 1:4], rtol=0, atol=1e-6)
+    wanted = attnc.attention_weights(query.numpy(), key.numpy(), **arrays)
+    with capture(model, "weights", heads=heads, rows=rows) as records:
+        model(query, key, **options)
+    wanted = wanted[:, slice(None) if heads is None else heads, slice(None) if rows is None else rows]
+    np.testing.assert_allclose(records[0].weights.dense(), wanted, rtol=0, atol=1e-6)
 
 
 # What is asked

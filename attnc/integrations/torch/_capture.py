@@ -11,13 +11,11 @@ import numpy as np
 import torch
 
 from ... import AttentionWeights
-from ...weights._slices import part
+from ...weights._slices import part, some_heads
 from . import _calls
 from ._asked import BESIDE, STATISTICS, Heads, Layer, Place, What, asked, head_list, layer_list, row_slice
 from ._records import AttentionRecord, Records
 from ._tensors import as_array
-
-_PER_HEAD = {"sinks": 0, "alibi_slopes": -1, "bias": -3, "mask": -3}       # options with an axis of heads, and where
 
 
 @contextlib.contextmanager
@@ -164,13 +162,18 @@ class _Collector(_calls.Watcher):
 
     def _fill(self, record: AttentionRecord, seen: _calls.Call, heads: list[int] | None) -> None:
         keep = "weights" in self.names_asked
-        operands, options = _arrays(seen, record.layer)
-        if heads is not None:
-            operands, options = _chosen(operands, options, heads, record.layer)
-        query, key, value = operands
+        (query, key, value), options = _arrays(seen, record.layer)
         weights = AttentionWeights(query, key, **options)
+        if heads is not None:
+            count = weights._a.q_heads
+            wrong = [head for head in heads if not 0 <= head < count]
+            if wrong:
+                raise ValueError(f"heads has {wrong[0]}; {record.layer!r} has {count} heads")
+            taken = np.asarray(heads, np.int64)
+            value = value.take(taken // (count // value.shape[-3]), -3)
+            weights = AttentionWeights._of(some_heads(weights._a, heads), None)
         if self.rows is not None:
-            weights = _some_rows(weights, self.rows)
+            weights = AttentionWeights._of(part(weights._a, rows=self.rows), None)
         if keep:
             a = weights._a
             a.query, a.key = a.query.copy(), a.key.copy()       # a static cache is written again
@@ -262,26 +265,3 @@ def _arrays(seen: _calls.Call, layer: str) -> tuple[list[np.ndarray], dict[str, 
                 {name: as_array(x) for name, x in seen.options.items()})
     except ValueError as error:
         raise ValueError(f"capture cannot see the attention of {layer!r}: {error}") from error
-
-
-def _chosen(operands: list[np.ndarray], options: dict[str, Any], heads: list[int],
-            layer: str) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """Query, key, value and options of a few query heads, each with a key head of its own."""
-    query, key, value = operands
-    count = query.shape[-3]
-    wrong = [head for head in heads if not 0 <= head < count]
-    if wrong:
-        raise ValueError(f"heads has {wrong[0]}; {layer!r} has {count} heads")
-    taken, found = np.asarray(heads, int), dict(options)
-    for name, axis in _PER_HEAD.items():
-        x = options.get(name)
-        if x is not None and np.ndim(x) >= -axis and np.shape(x)[axis] > 1:
-            found[name] = np.take(x, taken, axis)
-    key, value = (x.take(taken // (count // x.shape[-3]), -3) for x in (key, value))
-    return [query.take(taken, -3), key, value], found
-
-
-def _some_rows(weights: AttentionWeights, rows: slice) -> AttentionWeights:
-    some = object.__new__(AttentionWeights)
-    some._hold(part(weights._a, rows=rows), None)
-    return some

@@ -109,12 +109,13 @@ def _joined_weights(layer: str, parts: Sequence[AttentionWeights]) -> AttentionW
     # Some code repeats the keys that heads share for a prompt, and does not for a token.
     same = all(a.kv_heads == last.kv_heads for a in args)
     keys = [a.key if same else a.key.repeat(a.q_heads // a.kv_heads, -3) for a in args]
-    for name in ("scale", "softcap", "sinks", "alibi_slopes"):
+    for name in ("scale", "softcap", "sinks"):
         values = [getattr(a, name) for a in args]
         if any(not np.array_equal(x, values[-1]) for x in values):
             raise ValueError(f"the weights of {layer!r} cannot be joined: {name} is not the same in all steps")
-    if last.alibi_slopes is not None:
-        raise ValueError(f"the weights of {layer!r} cannot be joined: alibi_slopes go by the position of each row")
+    for name in ("alibi_slopes", "relative_bias"):
+        if getattr(last, name) is not None:
+            raise ValueError(f"the weights of {layer!r} cannot be joined: {name} goes by the position of each row")
     seen = [_seen_by_position(a) for a in args]
     options: dict[str, Any] = {"scale": last.scale, "softcap": last.softcap, "sinks": last.sinks}
     if any(x is None for x in seen):
@@ -140,7 +141,7 @@ def _joined_weights(layer: str, parts: Sequence[AttentionWeights]) -> AttentionW
 
 def _seen_by_position(a: Any) -> np.ndarray | None:
     """How many keys, from the first on, each row sees; None if it is not said by that."""
-    others = ("mask", "key_mask", "window", "q_segments", "q_lengths", "kv_lengths")
+    others = ("mask", "block_mask", "key_mask", "window", "k_positions", "q_segments", "q_lengths", "kv_lengths")
     if any(getattr(a, name) is not None for name in others):
         return None
     if not a.causal:
