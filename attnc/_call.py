@@ -60,9 +60,9 @@ class KeyRequest:
 
 def run(
         mode: str, a: Args | WeightedSumArgs, request: RowRequest | KeyRequest | None = None,
-        progress: Report | None = None, **arrays: np.ndarray | None) -> Any:
+        progress: Report | None = None, **named: np.ndarray | int | None) -> Any:
     """Compute `mode` for the checked arguments `a` (src/kernels.pyx, compute()); the Plan of the call."""
-    return _isa.kernels.compute(mode, a, *resolve(a.num_threads), request, progress, **arrays)
+    return _isa.kernels.compute(mode, a, *resolve(a.num_threads), request, progress, **named)
 
 
 def run_fast(

@@ -34,6 +34,7 @@ Progress: TypeAlias = bool | Callable[[int, int], object] | None
 Reduced: TypeAlias = Literal["mean", "max"]
 Report: TypeAlias = Callable[[int, int], object]
 Rows: TypeAlias = slice | ArrayLike | None
+Sign: TypeAlias = Literal["positive", "both"]
 
 # Of pictures: cells of a map, an index of a head or (layer, head), names of positions.
 Bins: TypeAlias = int | tuple[int, int] | None

@@ -1,4 +1,4 @@
-# Gradients: which blocks of rows and keys a task takes.
+# Gradients, and products with the relevance: which blocks of rows and keys a task takes.
 #
 # One pass over a kv head needs five products for a block of rows and of keys and keeps one thread busy. Two passes, one
 # for the rows and one for the keys, need seven and have as many tasks as there are blocks. The sums are the same, in
@@ -13,9 +13,9 @@ cdef enum:
 
 
 cdef int open_gradients(Call* call, Gradients* g, object grad_output, object output, object grad_lse, object delta,
-                        object query, object key, object value, object bias, object relative,
-                        Views* views) except -1:
-    """What gradients are computed from, and those that are wanted."""
+                        object query, object key, object value, object bias, object relative, int relevance,
+                        object row_factors, object key_factors, Views* views) except -1:
+    """What gradients are computed from, and those that are wanted; or the X of products with the relevance."""
     memset(g, 0, sizeof(Gradients))
     call.gradients = g
     take(views, grad_output, &g.grad_out, ALL_AXES)
@@ -27,6 +27,14 @@ cdef int open_gradients(Call* call, Gradients* g, object grad_output, object out
     take(views, value, &g.value, ALL_AXES, True)
     take(views, bias, &g.bias, ALL_AXES, True)
     take(views, relative, &g.relative, ALL_AXES, True)
+    g.relevance = relevance
+    if relevance:
+        take(views, row_factors, &g.row_factors, ALL_AXES)
+        take(views, key_factors, &g.key_factors, ALL_AXES)
+        factors = row_factors if key_factors is None else key_factors
+        g.factor_dim = factors.shape[factors.ndim - 1]
+    else:
+        g.key_factors, g.factor_dim = call.p.key, call.p.head_dim
     return 0
 
 
@@ -35,14 +43,16 @@ cdef void divide_backward(Call* call) noexcept nogil:
     cdef Params* p = &call.p
     cdef Gradients* g = call.gradients
     cdef const Format* f = call.format
-    cdef Py_ssize_t heads = p.batches * p.kv_heads
+    cdef Py_ssize_t heads = p.batches * p.kv_heads, key_bytes
     cdef Task task
     cdef GradientScratch scratch
     p.depth_stride = round_up(p.head_dim, f.lanes)
     g.stride = p.depth_stride + f.lanes
     g.value_stride = round_up(g.value_dim, f.lanes) + f.lanes
+    g.factor_stride = round_up(g.factor_dim, f.lanes) + f.lanes
+    key_bytes = (g.stride + 2 * g.factor_stride + 2 * g.value_stride) * f.real
     p.block_k = MAX_GRADIENT_KEYS
-    while p.block_k > SIZES.min_block_k and p.block_k * (3 * g.stride + 2 * g.value_stride) * f.real > GRADIENT_BYTES:
+    while p.block_k > SIZES.min_block_k and p.block_k * key_bytes > GRADIENT_BYTES:
         p.block_k //= 2
     p.k_blocks = p.split_k = ceil_div(p.kv_len, p.block_k)
     p.splits = p.shared = 1
@@ -57,6 +67,8 @@ cdef void divide_backward(Call* call) noexcept nogil:
     p.scratch_bytes = g.base + carve_gradients(p, g, f, <char*> &scratch, &scratch)
     call.heads = heads
     call.bytes = p.scratch_bytes * p.n_threads
+    if g.relevance:         # whose progress is told
+        call.total = heads * (g.row_tasks if g.query.data != NULL else p.k_blocks)
     g.products = p[0]
     g.products.key, g.products.head_dim, g.products.masked = p.value, g.value_dim, 0
 
@@ -74,7 +86,8 @@ cdef void compute_backward(Call* call) noexcept nogil:
     cdef Params* p = &call.p
     cdef Gradients* g = call.gradients
     cdef Py_ssize_t heads = p.batches * p.kv_heads
-    run(call, deltas_step, heads * p.q_blocks)
+    if g.delta.data != NULL:
+        run(call, deltas_step, heads * p.q_blocks)
     if one_pass(call):
         run(call, heads_step, heads)
     else:

@@ -131,9 +131,11 @@ cdef extern from "kernels.h" nogil:
 
     ctypedef struct Gradients:
         Array grad_out, output, grad_lse, delta
-        Array query, key, value, bias, relative
+        Array query, key, value, bias, relative, row_factors, key_factors
+        int relevance
         Params products
-        Py_ssize_t value_dim, stride, value_stride, accumulators, base, row_tasks, bias_rows, bias_keys, bias_heads
+        Py_ssize_t value_dim, factor_dim, stride, value_stride, factor_stride, accumulators, base, row_tasks
+        Py_ssize_t bias_rows, bias_keys, bias_heads
 
     ctypedef struct Format:
         int real, lanes, panel, packed

@@ -27,7 +27,8 @@ MODES = {"attend": ATTEND, "scores": SCORES, "weighted_sum": WEIGHTED_SUM, "weig
 def compute(str mode, args, int threads, bint explicit, request=None, progress=None, *, value=None, out=None, lse=None,
             weights=None, scores=None, norm=None, given=None, value_scale=None,
             q_starts=None, k_starts=None, grad_output=None, output=None, grad_lse=None, delta=None,
-            d_query=None, d_key=None, d_value=None, d_bias=None, d_relative_bias=None):
+            d_query=None, d_key=None, d_value=None, d_bias=None, d_relative_bias=None, int relevance=0,
+            row_factors=None, key_factors=None):
     """Run one call for checked arguments, and return its Plan.
 
     `mode` says what is computed, into the arrays that are given:
@@ -38,7 +39,9 @@ def compute(str mode, args, int threads, bint explicit, request=None, progress=N
     weighted_sum       output from weights; `args` has no query and key
     key_statistics     those of a KeyRequest
     backward           delta of each row and the gradients d_query, d_key and d_value, and adds to d_bias and
-                       d_relative_bias; `norm` replaces the lse of rows whose inverse sum in it is above 0
+                       d_relative_bias; `norm` replaces the lse of rows whose inverse sum in it is above 0. With
+                       `relevance` (1: signed, 2: positive) no delta: d_query is the relevance times `key_factors`,
+                       d_key its transpose times `row_factors`
 
     `value_scale` has the factors of int8 values; `q_starts` and `k_starts` say where packed sequences start;
     `progress` is a function of (done, total). For `threads` see enter_threads().
@@ -68,7 +71,7 @@ def compute(str mode, args, int threads, bint explicit, request=None, progress=N
         call.progress = NULL if progress is None else <void*> progress
         if m == BACKWARD:
             open_gradients(&call, &gradients, grad_output, output, grad_lse, delta, d_query, d_key, d_value,
-                           d_bias, d_relative_bias, &views)
+                           d_bias, d_relative_bias, relevance, row_factors, key_factors, &views)
             prepare(&call, m)
             gradients.value_dim, p.value_dim = p.value_dim, 0        # the scores have nothing to do with values
             start(&call, divide_backward, compute_backward, threads, explicit)

@@ -31,6 +31,7 @@ THINGS = [
 METHODS = {     # arguments of the methods of AttentionWeights
     "dense": {"dtype": ["float32", "float16"]}, "topk": {"k": [0, 1, 3, 50]}, "entropy": {}, "effective_keys": {},
     "max": {}, "argmax": {}, "mean_position": {}, "mean_distance": {}, "lost_mass": {"keep": "keep"},
+    "row_mass": {"keys": "columns"},
     "key_mass": {"rows": "rows", "heads": [None, "mean", "sum", "max", "group"], "normalize": [True, False]},
     "key_max": {"rows": "rows"}, "key_hits": {"threshold": [0.01, 0.1, 0.5]},
     "map": {"bins": [(1, 1), (2, 3), (1, 2)], "reduce": ["mean", "max"]},
@@ -39,6 +40,11 @@ METHODS = {     # arguments of the methods of AttentionWeights
     "summary": {"topk": [None, 2], "entropy": [True], "key_mass": [True, False], "lse": [True]},
     "__getitem__": {"index": "index"},
 }
+
+OF_OTHERS = {   # methods of what the weights give
+    "relevance": ("dense", "key_mass", "row_mass", "map", "pool", "sparse", "__matmul__"),
+    "weighted": ("dense", "topk", "max", "argmax", "entropy", "mean_position", "mean_distance", "key_mass", "row_mass",
+                 "key_max", "key_hits", "map", "pool", "sparse", "__matmul__")}
 
 
 def differs(got, wanted, where=""):
@@ -204,8 +210,18 @@ def case(seed):
         if "softcap" in options:
             options["softcap"] = 3.0        # a smaller one makes many weights alike
         arguments = {**first, **options}
-        name = r.one(list(METHODS))
-        after.append((name, method_arguments(r, METHODS[name], batch, heads, q_len, kv_len, query.dtype)))
+        methods = METHODS
+        if r.chance(0.3):
+            what = r.one(["relevance", "weighted"])
+            grad = inputs(r.random, batch, heads, heads, q_len, 1, value.shape[-1], dtype=r.one(DTYPES))[0]
+            after.append((what, {"value": value, "grad_output": r.memory(grad), "sign": r.one(["positive", "both"])}
+                          if what == "relevance" else {"heads": r.random.integers(-2, 4, heads) / 2.0}))
+            methods = {name: METHODS[name] for name in OF_OTHERS[what]}
+        name = r.one(list(methods))
+        arguments_of = method_arguments(r, methods[name], batch, heads, q_len, kv_len, query.dtype)
+        for unknown in ("heads", "normalize", "reduce") if methods is not METHODS else ():
+            arguments_of.pop(unknown, None)
+        after.append((name, arguments_of))
     elif kind == "alibi_slopes":
         arguments = {"heads": int(r.random.integers(0, 40))}
     elif kind == "t5_relative_bias":
@@ -246,7 +262,7 @@ def case(seed):
             if name.startswith("__"):
                 positional, more = tuple(more.values()), {}
             answer = getattr(result, name)(*positional, **more)
-            result = answer if name == "weights" else result
+            result = answer if name == "weights" or name in OF_OTHERS else result
             if name == "head":
                 answer = answer.dense()
         return answer if after else result
@@ -261,6 +277,7 @@ def method_arguments(r, kinds, batch, heads, q_len, kv_len, dtype):
     special = {
         "keep": lambda: r.random.random((q_len, kv_len)) < 0.5, "rows": lambda: r.one(
             [None, slice(1, 5), np.arange(q_len)[::2], np.arange(q_len) % 2 == 0, 0]),
+        "columns": lambda: r.one([None, slice(1, 5), np.arange(kv_len)[::2], np.arange(kv_len) % 2 == 0, 0]),
         "q": lambda: r.random.integers(-1, 2, q_len), "k": lambda: r.random.integers(-1, 3, kv_len),
         "places": lambda: tuple(int(r.random.integers(-n, n)) if n else 0 for n in lead),
         "operand": lambda: r.random.standard_normal((kv_len, 3) if r.chance(0.7) else (kv_len,)).astype(dtype),

@@ -111,6 +111,15 @@ class Slow:
                                              for j in range(self.kv_len))
         return output, lse, weights
 
+    def relevance(self, grad, positive):
+        """Each weight times the gradient that reaches it."""
+        weights, group = self.attention()[2], self.q_heads // self.kv_heads
+        for *b, h, i, j in np.ndindex(weights.shape):
+            gradient = sum(at(grad, *b, h, i, d) * at(self.value, *b, h // group, j, d) for d in range(grad.shape[-1]))
+            gradient = 0.0 if positive and gradient < 0 else gradient
+            weights[(*b, h, i, j)] *= gradient if weights[(*b, h, i, j)] != 0 else 0
+        return weights
+
     def entropy(self):
         entropy = np.zeros((*self.batch, self.q_heads, self.q_len))
         for *b, h, i in np.ndindex(entropy.shape):

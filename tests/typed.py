@@ -43,6 +43,9 @@ weights = attnc.AttentionWeights(x, x, causal=True)
 assert_type(weights.entropy(), NDArray[Any])
 assert_type(weights.topk(2).indices, NDArray[Any])
 assert_type(weights.head(0, 1), attnc.AttentionWeights)
+assert_type(weights.relevance(x, x, sign="both").key_mass(), NDArray[Any])
+assert_type(weights.weighted(heads=[1.0, 2.0]).topk(2).indices, NDArray[Any])
+weights.relevance(x, x, sign="negative")  # type: ignore[arg-type]
 assert_type(weights.reduce(lambda total, tile, index: total + float(tile.sum()), 0.0), float)
 assert_type(attnc.rollout([weights, weights], 1), NDArray[Any])
 weights.map(3)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from .scalars import check_choice, finite, integer
 MAX_KEYS = 2**31 - 1      # of topk: key indices are int32
 HEADS = ("mean", "sum", "max", "group")
 REDUCTIONS = ("mean", "max")
+SIGNS = ("positive", "both")
 
 
 def check_head(index: Shape, shape: Shape) -> Shape:
@@ -44,10 +45,10 @@ def check_dense_dtype(dtype: DTypeLike) -> np.dtype:
     return dtype
 
 
-def check_dense_out(out: object, dtype: DTypeLike | None, a: Args) -> np.ndarray:
+def check_dense_out(out: object, dtype: DTypeLike | None, shape: Shape, acc: np.dtype, arrays: Any) -> np.ndarray:
     """The array that dense weights are written to, of any float dtype; a memory map too."""
-    wanted = check_dense_dtype(out.dtype if dtype is None and isinstance(out, np.ndarray) else dtype or a.acc)
-    return check_out(out, a.weights_shape, wanted, a.arrays)
+    wanted = check_dense_dtype(out.dtype if dtype is None and isinstance(out, np.ndarray) else dtype or acc)
+    return check_out(out, shape, wanted, arrays)
 
 
 def check_k(k: object) -> int:
@@ -79,19 +80,26 @@ def check_labels(name: str, labels: object, length: int) -> np.ndarray:
 
 def check_rows(rows: object, a: Args) -> np.ndarray | None:
     """How often each row is named; None: every row once."""
-    if rows is None:
-        return None
-    counts = np.zeros(a.q_len, np.int64)
-    if isinstance(rows, slice):
-        counts[rows] = 1
+    return None if rows is None else _counts("rows", rows, a.q_len)
+
+
+def check_keys(keys: object, length: int) -> np.ndarray:
+    """How often each key is named; None: every key once."""
+    return np.ones(length, np.int64) if keys is None else _counts("keys", keys, length)
+
+
+def _counts(name: str, named: Any, length: int) -> np.ndarray:
+    counts = np.zeros(length, np.int64)
+    if isinstance(named, slice):
+        counts[named] = 1
         return counts
-    places = as_array("rows", rows)
+    places = as_array(name, named)
     if places.dtype == bool:
-        if places.shape != (a.q_len,):
-            raise ValueError(f"rows is a bool array of shape {places.shape}; wanted ({a.q_len},)")
+        if places.shape != (length,):
+            raise ValueError(f"{name} is a bool array of shape {places.shape}; wanted ({length},)")
         return places.astype(np.int64)
     if places.size:
-        places = integers("rows", rows, -a.q_len, a.q_len - 1)
+        places = integers(name, named, -length, length - 1)
     np.add.at(counts, places.astype(np.int64).ravel(), 1)
     return counts
 
@@ -106,6 +114,46 @@ def check_row_weights(row_weights: object, a: Args) -> np.ndarray | None:
     if not np.isfinite(weights).all():
         raise ValueError("row_weights must be finite, got NaN or inf")
     return weights
+
+
+def check_coefficients(coefficients: object, a: Args) -> np.ndarray:
+    """How much each head counts, (batch..., q_heads) in the accumulation dtype."""
+    target = (*a.batch, a.q_heads)
+    given = float_array("heads", coefficients)
+    check_fits("heads", given.shape, target, "(batch..., q_heads)")
+    found = saturated(given, a.acc)
+    if not np.isfinite(found).all():
+        raise ValueError("heads must be finite, got NaN or inf")
+    return np.array(np.broadcast_to(found, target))
+
+
+def check_not_negative(coefficients: np.ndarray) -> None:
+    """Raise unless a weighted sum of heads can have an entropy."""
+    if (coefficients < 0).any():
+        raise ValueError(f"heads has coefficients below 0, the least {coefficients.min()}; wanted none for an entropy")
+
+
+def check_relevance(value: object, grad_output: object, sign: object, a: Args) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Values and gradients of the output in (..., heads, length, dim) order; whether only what is above 0 counts."""
+    sign = check_choice("sign", sign, SIGNS)
+    value, grad = float_array("value", value), float_array("grad_output", grad_output)
+    swapped = a.layout == "bnhd" and not a.two_d
+    lengths = [(heads, length)[::-1 if swapped else 1] for heads, length in ((a.kv_heads, a.kv_len),
+                                                                             (a.q_heads, a.q_len))]
+    axes = "length, heads" if swapped else "heads, length"
+    if a.two_d:
+        lengths, axes = [(a.kv_len,), (a.q_len,)], "length"
+    batch = () if a.two_d else a.batch
+    dim = value.shape[-1] if value.ndim else 0
+    check_fits("value", value.shape, (*batch, *lengths[0], dim), f"(batch..., {axes}, value_dim)",
+               exact=len(lengths[0]) + 1)
+    check_fits("grad_output", grad.shape, (*batch, *lengths[1], dim), f"the shape of the output, (batch..., {axes}, "
+               "value_dim)", exact=len(batch) + len(lengths[1]) + 1)
+    if a.two_d:
+        return value[None], grad[None], sign == "positive"
+    if swapped:
+        value, grad = value.swapaxes(-2, -3), grad.swapaxes(-2, -3)
+    return value, grad, sign == "positive"
 
 
 def check_heads(heads: object) -> str | None:
@@ -143,6 +191,24 @@ def check_keep(keep: object, a: Args) -> np.ndarray:
     return keep
 
 
+def check_keep_of(keep: object, shape: Shape) -> np.ndarray:
+    """True where a key of a weighted sum of heads stays."""
+    keep = bools("keep", keep, "the key stays", f"places of keys are np.isin(np.arange({shape[-1]}), keep)")
+    check_fits("keep", keep.shape, shape, "(batch..., q_len, kv_len)")
+    return keep
+
+
+def check_amounts(row_weights: object, shape: Shape, acc: np.dtype) -> np.ndarray:
+    """How much each row of a weighted sum of heads counts: (..., q_len)."""
+    if row_weights is None:
+        return np.ones(1, acc)
+    weights = saturated(float_array("row_weights", row_weights), acc)
+    check_fits("row_weights", weights.shape, shape, "(batch..., q_len)")
+    if not np.isfinite(weights).all():
+        raise ValueError("row_weights must be finite, got NaN or inf")
+    return weights
+
+
 def check_progress(progress: object) -> Literal[True] | Report | None:
     """None, a function that is called with (done, total) now and then, or True, which is a bar."""
     if progress is None or isinstance(progress, (bool, np.bool_)):
@@ -157,15 +223,19 @@ def check_acc_out(out: object, shape: Shape, a: Args) -> np.ndarray:
     return check_out(out, shape, a.acc, a.arrays)
 
 
-def check_operand(x: object, a: Args, length: int, transposed: bool) -> np.ndarray:
+def check_operand(x: object, a: Args, transposed: bool) -> np.ndarray:
     """What a product takes: (length,), or (..., length, columns) with leading axes that broadcast to those of W."""
-    x = float_array("the operand of @", x)
+    return check_factor(x, (*(() if a.two_d else (*a.batch, a.q_heads)), a.q_len, a.kv_len), transposed)
+
+
+def check_factor(x: object, shape: Shape, transposed: bool) -> np.ndarray:
+    """The same for a product with a lazy matrix of that shape, or with its transpose."""
+    x, length = float_array("the operand of @", x), shape[-2 if transposed else -1]
     axes = "q_len" if transposed else "kv_len"
     if x.ndim == 0 or x.shape[-1 if x.ndim == 1 else -2] != length:
         raise ValueError(f"the operand of @ has shape {x.shape}; wanted ({axes},) or (..., {axes}, columns), {axes} "
                          f"= {length}")
-    lead = () if a.two_d else (*a.batch, a.q_heads)
-    check_fits("the operand of @", x.shape[:-2], lead, "leading axes of the weights")
+    check_fits("the operand of @", x.shape[:-2], shape[:-2], "leading axes of the weights")
     return x
 
 
@@ -183,7 +253,7 @@ def check_layers(layers: object) -> list[Any]:
     if not found:
         raise ValueError("layers is empty; wanted the AttentionWeights of at least one layer")
     for i, layer in enumerate(found):
-        if not hasattr(layer, "head_mean"):
+        if not getattr(layer, "_has_heads", False):
             raise TypeError(f"layers[{i}] must be AttentionWeights, got {describe(layer)}")
         if layer.shape[-2:] != found[0].shape[-1:] * 2:
             raise ValueError(f"layers[{i}] has shape {layer.shape}; wanted as many rows as keys, {found[0].shape[-1]} "

@@ -150,6 +150,8 @@ def _statistics(arrays: Arrays, options: Options, random: np.random.Generator) -
     three = _three(lambda module, *each: module.AttentionWeights(*each, **options), query, key)
     q_len, kv_len = three[0].shape[-2:]
     keep, grad = np.arange(kv_len) % 3 > 0, random.standard_normal((*three[0].shape[:-1], 3), np.float32)
+    gradient = random.standard_normal((*three[0].shape[:-1], value.shape[-1]), np.float32)
+    heads = np.arange(query.shape[-3], dtype=np.float32) - 1
     of_value = np.repeat(value, query.shape[-3] // key.shape[-3], -3)
     bins = min(q_len, 5), min(kv_len, 7)
     scores = reference.attention_scores(*wide((query, key)), **options)
@@ -159,7 +161,11 @@ def _statistics(arrays: Arrays, options: Options, random: np.random.Generator) -
         ("max", lambda W: W.max(), 1.0), ("topk", lambda W: W.topk(3).weights, 1.0),
         ("entropy", lambda W: W.entropy(), logits), ("mean_position", lambda W: W.mean_position(), kv_len),
         ("mean_distance", lambda W: W.mean_distance(), q_len + kv_len),
-        ("lost_mass", lambda W: W.lost_mass(keep), logits), ("key_mass", lambda W: W.key_mass(), q_len),
+        ("lost_mass", lambda W: W.lost_mass(keep), 1.0), ("key_mass", lambda W: W.key_mass(), q_len),
+        ("row_mass", lambda W: W.row_mass(keys=keep), 1.0),
+        ("relevance", lambda W: W.relevance(value, gradient).row_mass(), kv_len * largest(gradient)),
+        ("relevance T @", lambda W: W.relevance(value, gradient, sign="both").T @ grad, q_len * largest(grad)),
+        ("weighted", lambda W: W.weighted(heads=heads).dense(), largest(heads) * len(heads)),
         ("key_max", lambda W: W.key_max(), 1.0), ("map", lambda W: W.map(bins), 1.0),
         ("head_mean", lambda W: W.head_mean(), 1.0), ("@", lambda W: W @ of_value, largest(value)),
         ("T @", lambda W: W.T @ grad, q_len * largest(grad)))

@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Never
 
 import numpy as np
 
 from .. import masks
-from .._checks import Args, attention_args, check_lse, integer, options_of
+from .._checks import Args, attention_args, check_lse, options_of
 from .._checks import weights as checks
-from .._checks.index import check_index
 from .._checks.spellings import hides_unknown, unexpected
 from .._types import (
     Array,
     ArrayLike,
     BlockMask,
-    DTypeLike,
-    Folded,
     HeadsReduced,
-    Index,
     Integers,
     Layout,
     Progress,
     Reduced,
     Rows,
     Shape,
+    Sign,
     Window,
 )
-from ..results import SparseWeights, TopKeys, WeightsSummary
-from ._aggregates import bin_labels, kept, one_head, over_heads, row_counts, tiles
+from ..results import TopKeys, WeightsSummary
+from ._aggregates import bin_labels, one_head, over_heads, row_counts
 from ._chain import run, weights_under
+from ._matrix import Matrix
+from ._relevance import Relevance, WeightedHeads, mass_of_rows
 from ._scores import masked_scores, stored_scores
 from ._softmax import softmax_of_scores
 
 
-class AttentionWeights:
+class AttentionWeights(Matrix):
     """The weights of attention, and what can be said of them: the definition of `attnc.AttentionWeights`.
 
     Parameters, methods, results and errors are those of `attnc.AttentionWeights`, but each answer is computed from the
@@ -77,35 +75,21 @@ class AttentionWeights:
         return self._a.weights_shape
 
     @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
     def dtype(self) -> np.dtype[Any]:
         return self._a.acc
+
+    @property
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return self._a.arrays
+
+    def _all(self) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return run(self._a)["weights"] if self._given is None else weights_under(self._given, self._a)
 
     @property
     def lse(self) -> Array:
         with np.errstate(all="ignore"):
             return run(self._a)["lse"] if self._given is None else self._given
-
-    def dense(self, *, dtype: DTypeLike | None = None, out: Array | None = None, progress: Progress = None) -> Array:
-        checks.check_progress(progress)
-        with np.errstate(all="ignore"):
-            dense = run(self._a)["weights"] if self._given is None else weights_under(self._given, self._a)
-            if out is None:
-                return dense.astype(self.dtype if dtype is None else checks.check_dense_dtype(dtype))
-            checks.check_dense_out(out, dtype, self._a)[...] = dense
-            return out
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
-        if copy is False:
-            raise ValueError("the weights are computed: an array of them is always new; wanted copy=None or True")
-        return self.dense() if dtype is None else self.dense().astype(dtype)
-
-    def __getitem__(self, index: Any) -> Any:
-        check_index(index, self.shape)
-        return self.dense()[index]
 
     def head(self, *index: int) -> AttentionWeights:
         places = checks.check_head(index, self.shape)
@@ -193,6 +177,12 @@ class AttentionWeights:
         """Something of the shape of the scores, with two axes if the weights have."""
         return x.reshape(x.shape[-2:]) if self._a.two_d and x.ndim > 2 else x
 
+    def row_mass(self, *, keys: Rows = None, progress: Progress = None) -> Array:
+        checks.check_progress(progress)
+        mass = mass_of_rows(self, keys)
+        return np.where(self._rows()[1], np.nan, mass).astype(self.dtype)
+
+
     def lost_mass(self, keep: ArrayLike, *, progress: Progress = None) -> Array:
         checks.check_progress(progress)
         keep = checks.check_keep(keep, self._a)
@@ -251,19 +241,6 @@ class AttentionWeights:
         keys = checks.check_labels("key_labels", key_labels, self.shape[-1])
         return self._pooled(rows, keys, rows.max(initial=-1) + 1, keys.max(initial=-1) + 1, reduce, progress)
 
-    def _pooled(
-            self, rows: np.ndarray, keys: np.ndarray, row_bins: int, col_bins: int, reduce: Reduced,
-            progress: Progress) -> Array:
-        checks.check_progress(progress)
-        gather: Any = np.maximum if checks.check_reduce(reduce) == "max" else np.add
-        weights = self._visible()[..., rows >= 0, :][..., keys >= 0]
-        rows, keys = rows[rows >= 0], keys[keys >= 0]
-        found = np.zeros((*self.shape[:-2], row_bins, col_bins), self.dtype)
-        gather.at(found, (..., rows[:, None], keys), weights)
-        if gather is np.add:
-            found /= np.maximum(np.bincount(rows, minlength=row_bins), 1).astype(self.dtype)[:, None]
-        return found
-
     def head_mean(self, *, out: Array | None = None, progress: Progress = None) -> Array:
         checks.check_progress(progress)
         mean = self.dense() if self._a.two_d else self.dense().mean(-3) if self._a.q_heads else self.dense().sum(-3)
@@ -272,53 +249,17 @@ class AttentionWeights:
         checks.check_acc_out(out, mean.shape, self._a)[...] = mean
         return out
 
-    # Products
+    def weighted(self, *, heads: ArrayLike) -> WeightedHeads:
+        return WeightedHeads(self, checks.check_coefficients(heads, self._a))
 
-    @property
-    def T(self) -> Transposed:
-        return Transposed(self)
-
-    def __matmul__(self, x: ArrayLike) -> Array:
-        x = checks.check_operand(x, self._a, self.shape[-1], False)
-        return _products(self._visible(), x)
+    def relevance(self, value: ArrayLike, grad_output: ArrayLike, *, sign: Sign = "positive") -> Relevance:
+        return Relevance(self, *checks.check_relevance(value, grad_output, sign, self._a))
 
     def linear_operator(self) -> Any:
         from scipy.sparse.linalg import aslinearoperator
 
         checks.check_one_head(self.shape)
         return aslinearoperator(self.dense())
-
-    # In parts
-
-    def sparse(
-            self, *, threshold: float | None = None, top_p: float | None = None,
-            progress: Progress = None) -> SparseWeights:
-        checks.check_progress(progress)
-        threshold, top_p = checks.check_sparse(threshold, top_p, self.dtype)
-        weights = self._visible()
-        keep = kept(weights, threshold, top_p)
-        rows = keep.reshape(math.prod(self.shape[:-1]), self.shape[-1])
-        indptr = np.concatenate([[0], rows.sum(-1).cumsum()])
-        dropped = np.where(keep, 0, weights).sum(-1).astype(self.dtype)
-        return SparseWeights(indptr, np.nonzero(rows)[1], weights[keep], dropped, self.shape)
-
-    def blocks(self, rows: int = 256) -> Iterator[tuple[slice, Array]]:
-        rows = integer("rows", rows, 1, 2**62)
-        dense = self.dense()
-        for start in range(0, self.shape[-2], rows):
-            part = slice(start, min(start + rows, self.shape[-2]))
-            yield part, dense[..., part, :]
-
-    def reduce(
-            self, function: Callable[[Folded, Array, Index], Folded], initial: Folded = None,  # type: ignore[assignment]
-            *, rows: int = 256, keys: int = 4096,
-            progress: Progress = None) -> Folded:
-        checks.check_progress(progress)
-        rows, keys = checks.check_tile(rows, keys)
-        dense, state = self.dense(), initial
-        for index in tiles(self.shape, rows, keys):
-            state = function(state, dense[index], index)
-        return state
 
     def summary(
             self, *, topk: int | None = None, entropy: bool = False, effective_keys: bool = False, max: bool = False,
@@ -336,41 +277,6 @@ class AttentionWeights:
         if lse:
             found["lse"] = self.lse
         return WeightsSummary(**found)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name})"
-
-
-class Transposed:
-    """The transpose of weights, for ``W.T @ X``."""
-
-    def __init__(self, weights: AttentionWeights) -> None:
-        self.T = weights
-
-    @property
-    def shape(self) -> Shape:
-        return *self.T.shape[:-2], self.T.shape[-1], self.T.shape[-2]
-
-    def __matmul__(self, x: ArrayLike) -> Array:
-        x = checks.check_operand(x, self.T._a, self.shape[-1], True)
-        return _products(self.T._visible().swapaxes(-1, -2), x).astype(self.T.dtype)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(shape={self.shape}, dtype={self.T.dtype.name})"
-
-
-def _products(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """``weights @ x``, where a weight of 0 adds nothing, whatever stands in `x`."""
-    if x.ndim == 1:
-        return _products(weights, x[:, None])[..., 0]
-    finite = np.where(np.isfinite(x), x, 0)
-    total = weights @ finite
-    for i, c in np.argwhere((~np.isfinite(x)).any(tuple(range(x.ndim - 2)))):
-        w, odd = weights[..., i], x[..., i, c, None]
-        with np.errstate(all="ignore"):
-            total[..., c] += np.where((w != 0) & ~np.isfinite(odd), w * odd, 0)
-    return total
-
 
 def rollout(
         layers: Sequence[AttentionWeights] | AttentionWeights, start: ArrayLike, *, residual: float = 0.5,

@@ -1,4 +1,4 @@
-"""Dense weights block by block: a mean over heads, iteration, a user's own reduction, a sparse export."""
+"""Dense weights block by block: all of them, iteration, a user's own reduction, a sparse export."""
 
 from __future__ import annotations
 
@@ -11,48 +11,49 @@ import numpy as np
 from .._checks import integer
 from .._checks import weights as checks
 from .._checks.index import check_index
-from .._types import Array, Folded, Index, Progress
+from .._types import Array, DTypeLike, Folded, Index, Progress
 from ..results import SparseWeights
 from . import _places
-from ._held import Held
+from ._held import Lazy
 
 
-class Blocks(Held):
-    """Methods of `AttentionWeights` that go over its dense weights, a few at a time."""
+class Blocks(Lazy):
+    """Methods that go over dense places, a few at a time."""
 
-    def head_mean(self, *, out: Array | None = None, progress: Progress = None) -> Array:
-        """The mean over the heads as an array (..., q_len, kv_len), head after head without their matrices.
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("the weights are computed: an array of them is always new; wanted copy=None or True")
+        return self.dense(dtype=dtype)
+
+    def dense(self, *, dtype: DTypeLike | None = None, out: Array | None = None, progress: Progress = None) -> Array:
+        """All of it as an array.
 
         Parameters
         ----------
+        dtype : dtype, optional
+            float16, bfloat16, float32 or float64; by default that of `out`, or its own.
         out : array, optional
-            Receives it; of its shape and dtype.
+            Receives it; of its shape and any of these dtypes. It may be a `numpy.memmap`.
         progress : bool or function, optional
+
+        Returns
+        -------
+        array (..., q_len, kv_len)
         """
-        a, shape = self._a, (*self._a.batch, self._a.q_len, self._a.kv_len)
-        mean = np.zeros(shape, self.dtype) if out is None else checks.check_acc_out(out, shape, a)
-        with self._answer(progress, 1 + a.q_heads) as steps:
+        if out is None:
+            out = np.empty(self.shape, self.dtype if dtype is None else checks.check_dense_dtype(dtype))
+        else:
+            checks.check_dense_out(out, dtype, self.shape, self.dtype, self._arrays)
+        rows = _places.rows_of_block(self.shape, self.dtype)
+        with self._answer(progress, 1 + -(-self.shape[-2] // rows)) as steps:
             self._norm(steps.part())
-            mean[...] = 0
-            for head in range(a.q_heads):
-                for rows, block in self._head_blocks(head):
-                    mean[..., rows, :] += block
+            for some, block in _places.row_blocks(self, rows):
+                with np.errstate(under="ignore", over="ignore"):
+                    out[..., some, :] = block
                 report = steps.part()
                 if report is not None:
                     report(1, 1)
-            with np.errstate(under="ignore"):
-                mean /= max(a.q_heads, 1)
-        return mean
-
-    def _head_blocks(self, head: int) -> Iterator[tuple[slice, np.ndarray]]:
-        a, lead = self._a, (*[slice(None)] * len(self._a.batch), slice(head, head + 1))
-        row = max(int(np.prod(a.batch, dtype=np.int64)) * a.kv_len * self.dtype.itemsize, 1)
-        step = max(1, _places.BLOCK_BYTES // row)
-        for start in range(0, a.q_len, step):
-            rows = slice(start, min(start + step, a.q_len))
-            block = np.empty((*a.batch, 1, rows.stop - rows.start, a.kv_len), self.dtype)
-            _places.outer(self, lead, np.arange(a.q_len)[rows], np.arange(a.kv_len), block)
-            yield rows, block[..., 0, :, :]
+        return out
 
     def blocks(self, rows: int = 256) -> Iterator[tuple[slice, Array]]:
         """Iterate over the rows in blocks: pairs of a slice of rows and their weights (..., q_heads, rows, kv_len)."""
@@ -125,7 +126,7 @@ class Blocks(Held):
         """
         threshold, top_p = checks.check_sparse(threshold, top_p, self.dtype)
         counts, indices, data = [], [np.empty(0, np.int64)], [np.empty(0, self.dtype)]
-        dropped = np.zeros(self._a.lse_shape, self.dtype)
+        dropped = np.zeros(self.shape[:-1], self.dtype)
         with self._answer(progress, 1 + _n_tiles(self.shape, 256, max(self.shape[-1], 1))) as steps:
             self._norm(steps.part())
             for *lead, rows, _ in _tiles(self.shape, 256, max(self.shape[-1], 1)):

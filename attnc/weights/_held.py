@@ -1,4 +1,4 @@
-"""What lazy weights hold, and what every statement about them is computed from: places, the lse and norm of rows."""
+"""What lazy matrices have in common, and what lazy weights hold: their arguments, the lse and norm of their rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,68 @@ from .._checks.weights import check_distance
 from .._types import Array, Progress, Report
 from ..results import TopKeys
 from . import _operands, _places, _sweeps
+from ._slices import part
 from ._sweeps import Steps
 
 ALL = slice(None)
 
 
-class Held:
+class Lazy:
+    """A matrix for each head, or one, whose places are computed when asked."""
+
+    _has_heads = True       # an axis of heads, unless there are two axes alone
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., q_len, kv_len)."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of all results: the accumulation dtype."""
+        raise NotImplementedError
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name})"
+
+    def __getitem__(self, index: Any) -> Any:
+        chosen = check_index(index, self.shape)
+        with self._answer():
+            return _places.select(self, chosen)
+
+    @contextmanager
+    def _answer(self, progress: Progress = None, parts: int = 1) -> Iterator[Steps]:
+        """The work on one answer, from arrays that are the same before and after it."""
+        with Steps(progress, parts) as steps:
+            self._check_operands()
+            yield steps
+            self._check_operands()
+
+    @property
+    def _arrays(self) -> dict[str, Array]:
+        """The arrays that it holds, by name as an argument."""
+        raise NotImplementedError
+
+    def _check_operands(self) -> None:
+        """Raise unless the arrays are as the first answer found them, which this may be."""
+        raise NotImplementedError
+
+    def _norm(self, report: Report | None) -> Array | None:
+        """What is computed of the rows before any place."""
+        raise NotImplementedError
+
+    def _write(self, lead: tuple[slice, ...], rows: slice, keys: slice, out: Array, visible: bool = False) -> None:
+        """Dense places of consecutive rows and keys, of the slices `lead` of the leading axes; a NaN row is NaN
+        throughout, or, of the `visible` ones, only where it sees the key."""
+        raise NotImplementedError
+
+
+class Held(Lazy):
     """Checked arguments of weights, the lse if one was given, and what the first answer computed of the rows."""
 
     _a: Args
@@ -38,36 +94,20 @@ class Held:
         return self._a.weights_shape
 
     @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
-    @property
     def dtype(self) -> np.dtype[Any]:
         """That of all results: the accumulation dtype."""
         return self._a.acc
 
-    def __getitem__(self, index: Any) -> Any:
-        chosen = check_index(index, self.shape)
-        with self._answer():
-            return _places.select(self, chosen)
-
-    @contextmanager
-    def _answer(self, progress: Progress = None, parts: int = 1) -> Iterator[Steps]:
-        """The work on one answer, from arrays that are the same before and after it."""
-        with Steps(progress, parts) as steps:
-            self._check_operands()
-            yield steps
-            self._check_operands()
+    @property
+    def _arrays(self) -> dict[str, Array]:
+        return self._a.arrays if self._given is None else self._a.arrays | {"lse": self._given}
 
     def _check_operands(self) -> None:
-        """Raise unless the arrays are as the first answer found them, which this may be."""
         operands = vars(self).get("_operands")
         if operands is None:
-            arrays, since = self._a.arrays, "the first answer was computed"
-            if self._given is not None:
-                arrays, since = arrays | {"lse": self._given}, "the lse was given"
-            operands = vars(self).setdefault("_operands", _operands.Operands(arrays, since))     # one for all threads
+            since = "the first answer was computed" if self._given is None else "the lse was given"
+            operands = _operands.Operands(self._arrays, since)
+            operands = vars(self).setdefault("_operands", operands)     # one for all threads
         try:
             operands.check()
         except RuntimeError:
@@ -113,3 +153,23 @@ class Held:
             shape = (*self._a.lse_shape, k)
             shown["topk"] = TopKeys(found["top"].reshape(shape), found["top_keys"].reshape(shape))
         return shown
+
+    def _write(self, lead: tuple[slice, ...], rows: slice, keys: slice, out: Array, visible: bool = False) -> None:
+        """Dense weights of consecutive rows and keys; heads that do not fill whole groups one at a time."""
+        a, batch = self._a, lead[:-1]
+        heads = lead[-1] if lead else ALL
+        places = range(*heads.indices(a.q_heads))
+        if len(places) == a.q_heads and places.step == 1:
+            self._write_heads(batch, ALL, rows, keys, out if lead else out[None], visible)
+            return
+        for i, head in enumerate(places):
+            self._write_heads(batch, slice(head, head + 1), rows, keys, out[..., i:i + 1, :, :], visible)
+
+    def _write_heads(self, batch: tuple[slice, ...], heads: slice, rows: slice, keys: slice, out: Array,
+                     visible: bool) -> None:
+        some_rows = part(self._a, batch=batch, heads=heads, rows=rows)
+        norm, given = self._norm_of(some_rows, batch, heads, rows)
+        some = part(some_rows, keys=keys)
+        _sweeps.places(some, norm, given, out)
+        if visible and np.isnan(out).any():
+            out[np.isnan(out) & (_sweeps.scores(some) == -np.inf)] = 0

@@ -58,7 +58,7 @@ class KeyStatistics(Held):
         if normalize:
             with np.errstate(all="ignore"):
                 mass = np.where(found["visible"] == 0, 0, mass / found["visible"])
-        mass = _over_heads(mass, over, self._a).reshape(shape)
+        mass = over_heads(mass, over, self._a).reshape(shape)
         if out is None:
             return mass
         out += mass
@@ -151,7 +151,7 @@ class KeyStatistics(Held):
     def _map_bins(self, bins: tuple[int, int], reduce: str) -> Bins:
         row_bins, key_bins = checks.check_bins(bins, self._a)
         np.empty((*self.shape[:-2], row_bins, key_bins), self._a.acc)       # refused before any place is listed
-        return Bins(_bin_labels(row_bins, self._a.q_len), _bin_labels(key_bins, self._a.kv_len), row_bins,
+        return Bins(bin_labels(row_bins, self._a.q_len), bin_labels(key_bins, self._a.kv_len), row_bins,
                     key_bins, reduce == "max")
 
     def _shaped_map(self, found: Array) -> np.ndarray:
@@ -162,7 +162,7 @@ class KeyStatistics(Held):
         return _sweeps.keys(self._a, norm, self._given, steps.part(), **wanted)
 
 
-def _over_heads(x: Array, heads: str | None, a: Args) -> Array:
+def over_heads(x: Array, heads: str | None, a: Args) -> Array:
     """Something (..., q_heads, n) reduced over its heads, or over those that share a key head."""
     if heads is None or a.two_d:
         return x
@@ -177,13 +177,13 @@ def _over_heads(x: Array, heads: str | None, a: Args) -> Array:
 
 
 def _mass_shape(a: Args, heads: str | None) -> tuple[int, ...]:
-    """Shape of something for each key, after `_over_heads`."""
+    """Shape of something for each key, after `over_heads`."""
     if a.two_d:
         return (a.kv_len,)
     left = {None: (a.q_heads,), "group": (a.kv_heads,)}.get(heads, ())
     return *a.batch, *left, a.kv_len
 
 
-def _bin_labels(bins: int, length: int) -> np.ndarray:
+def bin_labels(bins: int, length: int) -> np.ndarray:
     """The bin of each place: floor(i * bins / length)."""
     return np.arange(length, dtype=np.int64) * bins // max(length, 1)

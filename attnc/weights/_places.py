@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from .._checks.index import Selection
-from . import _sweeps
-from ._slices import part
 
 if TYPE_CHECKING:
-    from ._held import Held
+    from ._held import Lazy
 
 Place: TypeAlias = slice | np.ndarray
 
 BLOCK_BYTES = 8 << 20     # of dense weights that are made only to take some of them
 
 
-def select(W: Held, chosen: Selection) -> Any:
+def select(W: Lazy, chosen: Selection) -> Any:
     """What NumPy would give for the dense weights: an array, or a scalar where no axis is left."""
     out = _taken(W, chosen.axes, math.prod(chosen.points))
     if not chosen.points:
@@ -30,7 +28,7 @@ def select(W: Held, chosen: Selection) -> Any:
     return np.moveaxis(out, range(axes), range(chosen.front, chosen.front + axes))
 
 
-def _taken(W: Held, axes: tuple[Place, ...], n_points: int) -> np.ndarray:
+def _taken(W: Lazy, axes: tuple[Place, ...], n_points: int) -> np.ndarray:
     """Weights (points, axes of slices...), for a slice or the places of all points on each axis of W."""
     *lead, rows, keys = axes
     sizes = [len(range(*one.indices(length))) for one, length in zip(axes, W.shape, strict=True)
@@ -70,7 +68,7 @@ def _heads(lead: list[Place], placed: list[int], shape: tuple[int, ...],
         yield tuple(heads), points
 
 
-def _fill(W: Held, lead: tuple[Any, ...], rows: Place, keys: Place, out: np.ndarray) -> None:
+def _fill(W: Lazy, lead: tuple[Any, ...], rows: Place, keys: Place, out: np.ndarray) -> None:
     """Weights of the heads in `lead`: of pairs of `rows` and `keys` if both are arrays, else of all."""
     if not isinstance(rows, slice) and not isinstance(keys, slice):
         _pointwise(W, lead, rows, keys, out)
@@ -85,7 +83,23 @@ def _fill(W: Held, lead: tuple[Any, ...], rows: Place, keys: Place, out: np.ndar
     outer(W, lead, listed[0], listed[1], out)
 
 
-def outer(W: Held, lead: tuple[Any, ...], rows: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
+def rows_of_block(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """How many rows fit in a block of dense places."""
+    return max(1, BLOCK_BYTES // max(1, math.prod(shape[:-2]) * shape[-1] * dtype.itemsize))
+
+
+def row_blocks(W: Lazy, rows: int, visible: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
+    """Slices of at most so many rows, and their dense places; inside an answer. For `visible` see `Lazy._write`."""
+    lead, keys = (slice(None),) * (W.ndim - 2), slice(0, W.shape[-1])
+    for start in range(0, W.shape[-2] if W.shape[-1] else 0, rows):
+        some = slice(start, min(start + rows, W.shape[-2]))
+        block = np.empty((*W.shape[:-2], some.stop - some.start, W.shape[-1]), W.dtype)
+        if block.size:
+            W._write(lead, some, keys, block, visible)
+        yield some, block
+
+
+def outer(W: Lazy, lead: tuple[Any, ...], rows: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
     """Weights of all pairs of `rows` and `keys` (1-D) of the heads in `lead` into `out` (lead..., rows, keys)."""
     if not out.size:
         return
@@ -98,10 +112,10 @@ def outer(W: Held, lead: tuple[Any, ...], rows: np.ndarray, keys: np.ndarray, ou
             n = min(step, run.stop - r)
             block, span = slice(r, r + n), slice(first, last)
             if consecutive:
-                _dense(W, lead, block, span, out[..., at:at + n, :])
+                W._write(lead, block, span, out[..., at:at + n, :])
             else:
                 wide = np.empty((*out.shape[:-2], n, last - first), out.dtype)
-                _dense(W, lead, block, span, wide)
+                W._write(lead, block, span, wide)
                 np.take(wide, keys - first, -1, out=out[..., at:at + n, :])
             at += n
 
@@ -118,7 +132,7 @@ def _runs(places: np.ndarray) -> Iterator[range]:
             yield range(int(places[start]), int(places[start]) + int(stop - start))
 
 
-def _pointwise(W: Held, lead: tuple[Any, ...], rows: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
+def _pointwise(W: Lazy, lead: tuple[Any, ...], rows: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
     """One weight of each head for each pair of a row and a key."""
     order = np.argsort(rows, kind="stable")
     there, starts = np.unique(rows[order], return_index=True)
@@ -131,21 +145,3 @@ def _pointwise(W: Held, lead: tuple[Any, ...], rows: np.ndarray, keys: np.ndarra
         wide = np.empty((*out.shape[:-1], len(some), last - first), W.dtype)
         outer(W, lead, some, np.arange(first, last), wide)
         out[..., pairs] = wide[..., np.searchsorted(some, rows[pairs]), keys[pairs] - first]
-
-
-def _dense(W: Held, lead: tuple[Any, ...], rows: slice, keys: slice, out: np.ndarray) -> None:
-    """Weights of consecutive rows and keys; heads that do not fill whole groups one at a time."""
-    a, *batch = W._a, *lead[:-1]
-    heads = lead[-1] if lead else slice(None)
-    places = range(*heads.indices(a.q_heads))
-    if len(places) == a.q_heads and places.step == 1:
-        _dense_heads(W, tuple(batch), slice(None), rows, keys, out if lead else out[None])
-        return
-    for i, head in enumerate(places):
-        _dense_heads(W, tuple(batch), slice(head, head + 1), rows, keys, out[..., i:i + 1, :, :])
-
-
-def _dense_heads(W: Held, batch: tuple[slice, ...], heads: slice, rows: slice, keys: slice, out: np.ndarray) -> None:
-    some_rows = part(W._a, batch=batch, heads=heads, rows=rows)
-    norm, given = W._norm_of(some_rows, batch, heads, rows)
-    _sweeps.places(part(some_rows, keys=keys), norm, given, out)

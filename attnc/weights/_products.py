@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -16,13 +16,14 @@ from ._slices import part
 from ._sweeps import COLUMNS, Steps
 
 if TYPE_CHECKING:
+    from ._held import Held
     from ._weights import AttentionWeights
 
 
-def times(W: AttentionWeights, x: ArrayLike) -> np.ndarray:
+def times(W: Held, x: ArrayLike, steps: Steps | None = None) -> np.ndarray:
     """``W @ x``: attention with `x` as the values."""
     a = W._a
-    given = checks.check_operand(x, a, a.kv_len, False)
+    given = checks.check_operand(x, a, False)
     columns = given[:, None] if given.ndim == 1 else given
     dtype = np.promote_types(W.dtype, np.float32 if columns.dtype.itemsize == 2 else columns.dtype)
     columns = columns.astype(dtype, copy=False)
@@ -30,21 +31,23 @@ def times(W: AttentionWeights, x: ArrayLike) -> np.ndarray:
     columns = np.broadcast_to(columns, (*a.batch, a.q_heads, *columns.shape[-2:]))
     heads_per_kv = a.heads_per_kv
     for member in range(heads_per_kv):
-        some = _members(a, member) if heads_per_kv > 1 else part(a)
+        some = members(a, member) if heads_per_kv > 1 else part(a)
         some.value_dim = columns.shape[-1]
         some.dtype, some.acc = dtype, dtype
         some.sinks = None if some.sinks is None else some.sinks.astype(dtype)
         some.alibi_slopes = None if some.alibi_slopes is None else some.alibi_slopes.astype(dtype)
-        lse = None if W._given is None else np.empty((*a.batch, some.q_heads, a.q_len), dtype)
         its = out[..., member::heads_per_kv, :, :]
-        _call.run("attend", some, value=columns[..., member::heads_per_kv, :, :], out=its, lse=lse)
-        if lse is not None and W._given is not None:
-            _rescale(its, lse, W._given.reshape(*a.batch, a.q_heads, -1)[..., member::heads_per_kv, :])
+        norm = None if W._given is None else np.empty((*a.batch, some.q_heads, a.q_len, 2))
+        request = None if norm is None else _call.RowRequest(norm=norm)
+        unit = _call.run("attend", some, request, None if steps is None else steps.part(),
+                         value=columns[..., member::heads_per_kv, :, :], out=its).unit
+        if norm is not None and W._given is not None:
+            _rescale(its, norm, unit, W._given.reshape(*a.batch, a.q_heads, -1)[..., member::heads_per_kv, :])
     shape = (*W.shape[:-1], columns.shape[-1])
     return out.reshape(shape)[..., 0] if given.ndim == 1 else out.reshape(shape)
 
 
-def _members(a: Args, member: int) -> Args:
+def members(a: Args, member: int) -> Args:
     """One query head per key head."""
     some = part(a)
     every = slice(member, None, a.heads_per_kv)
@@ -57,19 +60,37 @@ def _members(a: Args, member: int) -> Args:
     return some
 
 
-def _rescale(out: np.ndarray, own: np.ndarray, given: np.ndarray) -> None:
+def _rescale(out: np.ndarray, norm: np.ndarray, unit: float, given: np.ndarray) -> None:
     """From weights that sum to 1 to those under a given lse."""
     with np.errstate(all="ignore"):
-        nothing = (own == -np.inf) | (given == -np.inf)
-        factor = np.where(nothing, 0, np.exp(own - given))
+        nothing = is_empty(norm) | (given == -np.inf)
+        factor = np.where(nothing, 0, np.exp(norm[..., 0] * unit - given.astype(np.float64)) / norm[..., 1])
         out *= factor[..., None].astype(out.dtype)
         out[factor == 0] = 0
+
+
+def is_empty(norm: np.ndarray) -> np.ndarray:
+    """Which rows saw no key; those of NaN scores alone have no maximum either, but their sum is NaN."""
+    nothing: np.ndarray = (norm[..., 0] == -np.inf) & ~np.isnan(norm[..., 1])
+    return nothing
+
+
+class Factor(Protocol):
+    """What has a transpose."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def _product(self, x: ArrayLike, transposed: bool) -> Array: ...
 
 
 class Transposed:
     """The transpose of weights: ``W.T @ X`` sums over the rows; a weight of 0 adds nothing."""
 
-    def __init__(self, weights: AttentionWeights):
+    def __init__(self, weights: Factor):
         self.T = weights
 
     @property
@@ -86,19 +107,23 @@ class Transposed:
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name})"
 
     def __matmul__(self, x: ArrayLike) -> Array:
-        W, a = self.T, self.T._a
-        given = checks.check_operand(x, a, a.q_len, True)
-        columns = given[:, None] if given.ndim == 1 else given
-        lead = (*a.batch, a.q_heads)
-        columns = np.broadcast_to(columns, (*lead, *columns.shape[-2:]))
-        out = np.zeros((*lead, a.kv_len, columns.shape[-1]), W.dtype)
-        with W._answer():
-            norm = W._norm(None)
-            for first in range(0, columns.shape[-1], COLUMNS):
-                factors = np.ascontiguousarray(columns[..., first:first + COLUMNS], W.dtype)
-                out[..., first:first + COLUMNS] = _sweeps.keys(a, norm, W._given, None, factors=factors)["products"]
-        out = out.reshape(*self.shape[:-1], out.shape[-1])
-        return out[..., 0] if given.ndim == 1 else out
+        return self.T._product(x, True)
+
+
+def transposed_times(W: Held, x: ArrayLike) -> np.ndarray:
+    """``W.T @ x``."""
+    a = W._a
+    given = checks.check_operand(x, a, True)
+    columns = given[:, None] if given.ndim == 1 else given
+    lead = (*a.batch, a.q_heads)
+    columns = np.broadcast_to(columns, (*lead, *columns.shape[-2:]))
+    out = np.zeros((*lead, a.kv_len, columns.shape[-1]), W.dtype)
+    norm = W._norm(None)
+    for first in range(0, columns.shape[-1], COLUMNS):
+        factors = np.ascontiguousarray(columns[..., first:first + COLUMNS], W.dtype)
+        out[..., first:first + COLUMNS] = _sweeps.keys(a, norm, W._given, None, factors=factors)["products"]
+    out = out.reshape(*W.shape[:-2], a.kv_len, out.shape[-1])
+    return out[..., 0] if given.ndim == 1 else out
 
 
 def linear_operator(W: AttentionWeights) -> Any:

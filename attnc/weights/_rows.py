@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import _call
 from .._checks import weights as checks
-from .._types import Array, ArrayLike, Integers, Progress
+from .._types import Array, ArrayLike, Integers, Progress, Rows
 from ..results import TopKeys
+from . import _sweeps
 from ._held import Held
+from ._products import is_empty, times
 from ._slices import part
 
 ROW_BLOCK = 1024     # rows whose mask is joined with another one at a time
@@ -76,6 +77,29 @@ class RowStatistics(Held):
         """``sum(w[j] * abs(position - j))`` of each row (..., q_heads, q_len); 0 for a row that sees no key."""
         return self._one("mean_distance", progress)
 
+    def row_mass(self, *, keys: Rows = None, progress: Progress = None) -> Array:
+        """The sum of each row over some keys: what it looks at them with.
+
+        Parameters
+        ----------
+        keys : slice, int array or bool array (kv_len,), optional
+            Which keys count, by default all; a key that is named twice counts twice.
+        progress : bool or function, optional
+
+        Returns
+        -------
+        array (..., q_heads, q_len)
+
+        Examples
+        --------
+        >>> from attnc import AttentionWeights
+        >>> AttentionWeights([[1.]], [[0.], [0.], [np.log(2.)]]).row_mass(keys=[0, 2])
+        array([0.75])
+        """
+        counts = checks.check_keys(keys, self._a.kv_len).astype(self.dtype)
+        with self._answer(progress, self._a.heads_per_kv) as steps:
+            return times(self, counts, steps)
+
     def lost_mass(self, keep: ArrayLike, *, progress: Progress = None) -> Array:
         """What each row would lose if only some keys were kept.
 
@@ -88,7 +112,7 @@ class RowStatistics(Held):
         Returns
         -------
         array (..., q_heads, q_len)
-            The sum of the weights of the other keys, as ``exp(their lse - lse)``; a sink is not counted.
+            The sum of the weights of the other keys, with all the digits that weights have; a sink is not counted.
 
         Examples
         --------
@@ -103,20 +127,19 @@ class RowStatistics(Held):
         step = max(self._a.q_len, 1) if whole else ROW_BLOCK
         lost = np.empty(self._a.lse_shape, self.dtype)
         with self._answer(progress, 1 + -(-self._a.q_len // step)) as steps:
-            self._norm(steps.part())
-            lse = self._lse()
+            norm = self._norm(steps.part())
             for start in range(0, self._a.q_len, step):
-                some = part(self._a, rows=slice(start, start + step))
+                rows = slice(start, start + step)
+                some = part(self._a, rows=rows)
                 hidden = ~_rows_of(keep, start, step)
                 some.mask = hidden if some.mask is None else some.mask & hidden
                 some.sinks = None
-                others = np.empty(some.lse_shape, self.dtype)
-                _call.run("attend", some, _call.RowRequest(), steps.part(), lse=others)
-                own = lse[..., start:start + step]
-                with np.errstate(all="ignore"):
-                    found = np.exp(others.reshape(own.shape) - own)
-                lost[..., start:start + step] = np.where(others.reshape(own.shape) == -np.inf, 0, found)
-        return np.where(lse == -np.inf, 0, lost)
+                others = _sweeps.rows(some, None, (), None, steps.part())
+                given = None if self._given is None else self._given[..., rows].reshape(others["lse"].shape)
+                share = share_of(others, None if norm is None else norm[..., rows, :], given)
+                with np.errstate(under="ignore", over="ignore"):
+                    lost[..., rows] = share.reshape(lost[..., rows].shape)
+        return lost
 
     def _one(self, name: str, progress: Progress) -> Array:
         found: Array = self._rows(progress, name)[name]
@@ -130,6 +153,22 @@ class RowStatistics(Held):
         """Statistics of rows by name as the user sees them; what they bring of norm and lse is kept."""
         with self._answer(progress, 1) as steps:
             return self._sweep_rows(names, k, steps.part())
+
+
+def share_of(part: dict[str, Any], norm: Array | None, given: Array | None) -> np.ndarray:
+    """What some keys of each row weigh, from their norm and that of all, or a given lse; in float64.
+
+    An lse has fewer digits than the weights of rows whose scores are far from 0: maximum and sum stay apart.
+    """
+    top, inverse = part["norm"][..., 0], part["norm"][..., 1]
+    with np.errstate(all="ignore"):
+        if norm is not None:
+            share = np.exp((top - norm[..., 0]) * part["unit"]) * norm[..., 1] / inverse
+        else:
+            share = np.exp(top * part["unit"] - np.asarray(given, np.float64)) / inverse
+            share = np.where(given == -np.inf, 0, share)
+    found: np.ndarray = np.where(is_empty(part["norm"]), 0, share)
+    return found
 
 
 def _rows_of(mask: np.ndarray, start: int, step: int) -> np.ndarray:

@@ -74,16 +74,17 @@ class _Percentage:
 
 
 def rows(a: Args, given: np.ndarray | None, names: tuple[str, ...], k: int | None,
-         report: Report | None) -> dict[str, np.ndarray]:
-    """Statistics of rows by name, with ``norm`` and ``lse``: what the weights are computed again from."""
+         report: Report | None) -> dict[str, Any]:
+    """Statistics of rows by name, with ``norm`` and ``lse``: what the weights are computed again from; ``unit`` is the
+    score for each unit of the maxima in the norm."""
     lead = (*a.batch, a.q_heads, a.q_len)
-    found = {name: np.empty(lead, a.acc) for name in names}
+    found: dict[str, Any] = {name: np.empty(lead, a.acc) for name in names}
     if k is not None:
         found["top"], found["top_keys"] = np.empty((*lead, k), a.acc), np.empty((*lead, k), np.int64)
     if given is None:
         found["norm"], found["lse"] = np.empty((*lead, 2), np.float64), np.empty(lead, a.acc)
     request = _call.RowRequest(k=k or 0, given=given, **{name: x for name, x in found.items() if name != "lse"})
-    _call.run("attend", a, request, report, lse=found.get("lse"))
+    found["unit"] = _call.run("attend", a, request, report, lse=found.get("lse")).unit
     return found
 
 
@@ -91,6 +92,13 @@ def places(a: Args, norm: np.ndarray | None, given: np.ndarray | None, out: np.n
            report: Report | None = None) -> None:
     """Dense weights of the rows and keys of `a` into `out` (..., q_heads, q_len, kv_len)."""
     _call.run("weights_under_lse", a, None, report, weights=out, norm=norm, given=given)
+
+
+def scores(a: Args, norm: np.ndarray | None = None) -> np.ndarray:
+    """The scores of all places (..., q_heads, q_len, kv_len); with any `norm` by the path of statistics."""
+    found = np.empty((*a.batch, a.q_heads, a.q_len, a.kv_len), a.acc)
+    _call.run("scores", a, scores=found, norm=norm)
+    return found
 
 
 def keys(a: Args, norm: np.ndarray | None, given: np.ndarray | None, report: Report | None, *,

@@ -9,11 +9,13 @@ import numpy as np
 from .._checks import Args, attention_args, check_lse
 from .._checks import weights as checks
 from .._checks.spellings import hides_unknown, unexpected
-from .._types import Array, ArrayLike, BlockMask, DTypeLike, Layout, Progress, Window
+from .._types import Array, ArrayLike, BlockMask, DTypeLike, Layout, Progress, Sign, Window
 from ..results import WeightsSummary
 from . import _operands, _products, _sweeps
 from ._blocks import Blocks
+from ._heads import Heads
 from ._keys import KeyStatistics
+from ._relevance import Relevance
 from ._rows import RowStatistics
 from ._slices import one_head
 
@@ -25,7 +27,7 @@ _FORBIDS = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "causal",
             "kv_lengths")
 
 
-class AttentionWeights(RowStatistics, KeyStatistics, Blocks):
+class AttentionWeights(RowStatistics, KeyStatistics, Heads, Blocks):
     """The weights of attention without their matrix: parts of it, and exact statements about all of it.
 
     It holds query, key and options, and computes when asked, from the same tiles as `attention`; the memory at work is
@@ -132,11 +134,11 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
         return _products.Transposed(self)
 
     def __matmul__(self, x: ArrayLike) -> Array:
-        with self._answer():
-            return _products.times(self, x)
+        return self._product(x, False)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name})"
+    def _product(self, x: ArrayLike, transposed: bool) -> Array:
+        with self._answer():
+            return (_products.transposed_times if transposed else _products.times)(self, x)
 
     def _repr_html_(self) -> str:
         from .._views import notebook
@@ -168,16 +170,45 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
             one._known = (norm[places][None] if places else norm), lse[places]
         return one
 
+    def relevance(self, value: ArrayLike, grad_output: ArrayLike, *, sign: Sign = "positive") -> Relevance:
+        """Each weight times the gradient that reaches it, ``w * max(0, grad_output @ value.T)``, without the matrix.
+
+        What of the weights mattered for an output, after Chefer, Gur and Wolf 2021: an object with `map`, `pool`,
+        `key_mass`, `row_mass`, products ``R @ X`` and ``R.T @ X`` and dense parts, of which none builds the matrix.
+
+        Parameters
+        ----------
+        value : array (..., kv_heads, kv_len, value_dim) or (kv_len, value_dim)
+            In the layout of query and key, and held as they are.
+        grad_output : array of the shape of the output
+            Gradient, by the output of this attention, of what is to be explained.
+        sign : {"positive", "both"}
+            "both" keeps what is below 0.
+
+        Returns
+        -------
+        Relevance
+            Of the shape of the weights, and in their dtype, or float64 if an array is. 0 where the weight is 0.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong dtype or a wrong shape or value, naming the argument.
+
+        Examples
+        --------
+        >>> W = AttentionWeights([[0.]], [[0.], [0.]])
+        >>> R = W.relevance([[1.], [-3.]], [[2.]])
+        >>> R.dense(), R.key_mass(), R @ [[1., 2.], [3., 4.]], W.relevance([[1.], [-3.]], [[2.]], sign="both")[0]
+        (array([[1., 0.]]), array([1., 0.]), array([[1., 2.]]), array([ 1., -3.]))
+        """
+        return Relevance.of(self, *checks.check_relevance(value, grad_output, sign, self._a))
+
     def linear_operator(self) -> Any:
         """One head as a `scipy.sparse.linalg.LinearOperator`, for example for ``svds``; see `head`."""
         return _products.linear_operator(self)
 
     # Dense parts
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
-        if copy is False:
-            raise ValueError("the weights are computed: an array of them is always new; wanted copy=None or True")
-        return self.dense(dtype=dtype)
 
     def dense(self, *, dtype: DTypeLike | None = None, out: Array | None = None, progress: Progress = None) -> Array:
         """All weights as an array.
@@ -197,7 +228,7 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
         if out is None:
             out = np.empty(self.shape, self.dtype if dtype is None else checks.check_dense_dtype(dtype))
         else:
-            checks.check_dense_out(out, dtype, self._a)
+            checks.check_dense_out(out, dtype, self.shape, self.dtype, self._arrays)
         with self._answer(progress, 2) as steps:
             norm = self._norm(steps.part())
             if out.size:

@@ -23,7 +23,7 @@ INLINE int T(gradient_products)(const Params *p, const Gradients *g, Task *t, ix
 /* The algorithm for a block of rows and a block of keys, one line a step. */
 INLINE void T(backward_block)(const Params *p, const Gradients *g, Task *t, ix block, int want, GradientScratch *b,
                               void *d_query) {
-    const int capped = p->softcap != 0 && want != WANT_BIAS;
+    const int capped = p->softcap != 0 && want != WANT_BIAS && !g->relevance;
     int any_visible = 0;
     T(load_gradient_rows)(p, g, t, b);
     T(load_lse)(p, t);
@@ -31,7 +31,7 @@ INLINE void T(backward_block)(const Params *p, const Gradients *g, Task *t, ix b
         ix n = ix_min(GROUP_ROWS, t->rows - r);
         if (T(gradient_products)(p, g, t, r, n, block, want, capped, b)) {
             any_visible = 1;
-            T(score_gradients)(p, t, r, n, capped, b);
+            T(score_gradients)(p, g, t, r, n, capped, b);
             if (want & WANT_BIAS) T(add_bias_gradients)(p, g, t, r, n, block, b);
             if (want & WANT_QUERY) T(add_query_gradients)(p, g, t, r, n, d_query, b);
         }
@@ -58,13 +58,13 @@ static void T(deltas_task)(Call *call, Task *t) {
 static void T(gradients_task)(Call *call, Task *t, ix head, Range rows, Range keys, int want) {
     const Params *p = &call->p;
     const Gradients *g = call->gradients;
-    const ix size = p->block_q * g->stride * (ix)sizeof(REAL);
+    const ix size = p->block_q * g->factor_stride * (ix)sizeof(REAL);
     GradientScratch b;
     T(open_gradients)(call, t, &b);
     if (want & WANT_QUERY) memset(b.d_query, 0, (rows.stop - rows.start) * size);
     for (ix block = keys.start; block < keys.stop; block++) {
         int packed = 0;
-        memset(b.d_key, 0, p->width * g->stride * sizeof(REAL));
+        memset(b.d_key, 0, p->width * g->factor_stride * sizeof(REAL));
         memset(b.d_value, 0, p->width * g->value_stride * sizeof(REAL));
         for (ix i = rows.start; i < rows.stop; i++) {
             open_task(p, t, head, i, 0);

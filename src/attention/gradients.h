@@ -38,29 +38,35 @@ static void T(load_rows)(const Params *p, const Task *t, const Array *a, ix dept
 
 STEP void T(load_gradient_rows)(const Params *p, const Gradients *w, Task *t, GradientScratch *b) {
     memset(b->nonfinite, 0, t->rows);
+    if (w->row_factors.data)
+        T(load_rows)(p, t, &w->row_factors, w->factor_dim, w->factor_stride, 0, b->row_factors, t->q_rows, b->nonfinite);
     T(load_rows)(p, t, &p->query, p->head_dim, w->stride, p->flip, b->query, t->q_rows, b->nonfinite);
     T(load_rows)(p, t, &w->grad_out, w->value_dim, w->value_stride, 0, b->grad_out, b->grad_rows, b->nonfinite);
     b->any_nonfinite = 0;
     char *delta = T(batch)(p, t, &w->delta);
     for (ix r = 0; r < t->rows; r++) {
         b->any_nonfinite |= b->nonfinite[r];
-        memcpy(G_(delta) + r, row_address(t, &w->delta, delta, r), sizeof(REAL));
+        if (delta) memcpy(G_(delta) + r, row_address(t, &w->delta, delta, r), sizeof(REAL));
+        else G_(delta)[r] = 0;
     }
 }
 
-/* Keys and values of a block: panels of both, and rows of the keys. */
+/* Keys and values of a block: panels of both, and the rows that dS multiplies. */
 STEP void T(pack_gradient_keys)(const Params *p, const Gradients *w, Task *t, ix block, GradientScratch *b) {
-    const Array *a = &p->key;
+    const Array *a = &w->key_factors;
+    const char *rows = address(a, &p->batch, t->batch, t->kv_head);
     Task mirror = *t;
     ix first = block * p->block_k, n = ix_min(p->block_k, t->lengths.kv_length - first);
     mirror.key = t->value;
+    mirror.key_scale = NULL;
     T(pack)(p, t, block, b->keys);
     T(pack)(&w->products, &mirror, block, b->values);
-    for (ix j = 0; j < n; j++) {
-        REAL *x = G_(key_rows) + j * w->stride;
-        T(load_row)(t->key + (first + j) * a->row, a->col, a->dtype, p->head_dim, x);
-        for (ix d = p->head_dim; d < w->stride; d++) x[d] = 0;
-        if (!T(is_finite)(x, w->stride)) memset(x, 0, w->stride * sizeof(REAL));     /* its dS are NaN or 0 */
+    for (ix j = 0; rows && j < n; j++) {
+        REAL *x = G_(key_rows) + j * w->factor_stride;
+        T(load_row)(rows + (first + j) * a->row, a->col, a->dtype, w->factor_dim, x);
+        for (ix d = w->factor_dim; d < w->factor_stride; d++) x[d] = 0;
+        /* The dS of a key that is not finite are NaN or 0. */
+        if (!T(is_finite)(x, w->factor_stride)) memset(x, 0, w->factor_stride * sizeof(REAL));
     }
 }
 
@@ -98,9 +104,10 @@ STEP void T(cap_slopes)(const Params *p, const Task *t, ix n, GradientScratch *b
         }
 }
 
-/* From scores and dP to weights and dS, in place. A rounded lse must not make a weight larger than 1. */
+/* From scores and dP to weights and dS, in place; a difference below `least` counts as that. A rounded lse must not
+ * make a weight larger than 1. */
 INLINE void T(gradients)(const int rows, const Params *p, REAL *s, REAL *g, ix from, ix to,
-                         const REAL *lse, const double *inverse, const REAL *delta) {
+                         const REAL *lse, const double *inverse, const REAL *delta, VEC least) {
     const VEC c = V(set1)((REAL)p->exponent), never = V(set1)(-INFINITY), zero = V(set1)(0);
     VINT alive[GROUP_ROWS];
     UNROLL for (int r = 0; r < rows; r++) alive[r] = V(set1)(lse[r]) != never;
@@ -109,18 +116,20 @@ INLINE void T(gradients)(const int rows, const Params *p, REAL *s, REAL *g, ix f
             VEC x = V(load)(s + r * p->width + j);
             VEC w = V(exp2)(-V(max)(zero, (V(set1)(lse[r]) - x) * c)) * V(set1)((REAL)inverse[r]);
             w = (VEC)((VINT)w & (x != never) & alive[r]);
-            VEC d = w * (V(load)(g + r * p->width + j) - V(set1)(delta[r]));
+            VEC d = w * V(max)(least, V(load)(g + r * p->width + j) - V(set1)(delta[r]));       /* NaN stays */
             V(store)(s + r * p->width + j, w);
             V(store)(g + r * p->width + j, (VEC)((VINT)d & (w != zero)));
         }
     }
 }
 
-STEP void T(score_gradients)(const Params *p, const Task *t, ix r0, ix n, int capped, GradientScratch *b) {
+STEP void T(score_gradients)(const Params *p, const Gradients *w, const Task *t, ix r0, ix n, int capped,
+                             GradientScratch *b) {
     REAL *s = G_(weights) + r0 * p->width, *g = G_(scores) + r0 * p->width;
     const REAL *lse = P_(final_max) + r0, *delta = G_(delta) + r0, *slopes = b->slopes;
     const double *inverse = t->inverse + r0;
-#define ROWS(rows) T(gradients)(rows, p, s, g, t->from, t->to, lse, inverse, delta)
+    const VEC least = V(set1)(w->relevance == POSITIVE ? 0 : -INFINITY);
+#define ROWS(rows) T(gradients)(rows, p, s, g, t->from, t->to, lse, inverse, delta, least)
     ROW_CASES(n, ROWS)
 #undef ROWS
     for (ix r = 0; capped && r < n; r++)
@@ -175,14 +184,15 @@ INLINE void T(product_chunk)(const int rows, ix vectors, const REAL *w, ix acros
 STEP void T(add_query_gradients)(const Params *p, const Gradients *w, const Task *t, ix r0, ix n, void *sums,
                                  GradientScratch *b) {
     REAL *o = sums;
-    ix all = p->depth_stride / LANES, keys = t->column_stop - t->column;
+    const ix stride = w->factor_stride;
+    ix all = stride / LANES - 1, keys = t->column_stop - t->column;
     const REAL *coefficients = G_(scores) + r0 * p->width + t->column;
-    const REAL *rows_of_keys = G_(key_rows) + t->column * w->stride;
-    o += r0 * w->stride;
+    const REAL *rows_of_keys = G_(key_rows) + t->column * stride;
+    o += r0 * stride;
     for (ix c = 0; T(first_vector)(all, c) < all; c++) {
         ix from = T(first_vector)(all, c), vectors = T(first_vector)(all, c + 1) - from;
         const REAL *x = rows_of_keys + from * LANES;
-#define ROWS(rows) T(product_chunk)(rows, vectors, coefficients, p->width, 1, x, w->stride, keys, o + from * LANES)
+#define ROWS(rows) T(product_chunk)(rows, vectors, coefficients, p->width, 1, x, stride, keys, o + from * LANES)
         ROW_CASES(n, ROWS)
 #undef ROWS
     }
@@ -243,7 +253,7 @@ STEP void T(add_key_gradients)(const Params *p, const Gradients *w, Task *t, ix 
     T(set_spans)(t, keys, b);
     if (b->any_nonfinite) T(exclude_nonfinite_rows)(p, w, t, keys, want, b);
     if (want & WANT_VALUE) T(add_to_keys)(p, b->weights, b->grad_out, w->value_stride, keys, b->span, b->d_value);
-    if (want & WANT_KEY) T(add_to_keys)(p, b->scores, b->query, w->stride, keys, b->span, b->d_key);
+    if (want & WANT_KEY) T(add_to_keys)(p, b->scores, b->row_factors, w->factor_stride, keys, b->span, b->d_key);
 }
 
 /* The gradient of the bias += dS; scores that share an element of the bias are added in order. */
@@ -275,22 +285,23 @@ INLINE void T(store_sums)(const Array *a, char *dst, REAL *x, ix depth, REAL fac
 
 STEP void T(write_query_gradients)(const Params *p, const Gradients *w, const Task *t, void *sums) {
     REAL *x = sums;
+    const REAL scale = w->relevance ? 1 : (REAL)p->scale;
     const Array *a = &w->query;
     char *batch = T(batch)(p, t, a);
     for (ix r = 0; r < t->rows; r++)
-        T(store_sums)(a, row_address(t, a, batch, r), x + r * w->stride, p->head_dim, (REAL)p->scale);
+        T(store_sums)(a, row_address(t, a, batch, r), x + r * w->factor_stride, w->factor_dim, scale);
 }
 
 /* dK and dV of all keys of a block, those past a length too; a flipped query takes the sign of the scale with it. */
 STEP void T(write_key_gradients)(const Params *p, const Gradients *w, const Task *t, ix block, int want,
                                  GradientScratch *b) {
     const Array *k = &w->key, *v = &w->value;
-    const REAL scale = (REAL)(p->flip ? -p->scale : p->scale);
+    const REAL scale = w->relevance ? 1 : (REAL)(p->flip ? -p->scale : p->scale);
     ix first = block * p->block_k, n = ix_min(p->block_k, p->kv_len - first);
     char *key = address(k, &p->batch, t->batch, t->kv_head), *value = address(v, &p->batch, t->batch, t->kv_head);
     for (ix j = 0; j < n; j++) {
         if (want & WANT_KEY)
-            T(store_sums)(k, key + (first + j) * k->row, G_(d_key) + j * w->stride, p->head_dim, scale);
+            T(store_sums)(k, key + (first + j) * k->row, G_(d_key) + j * w->factor_stride, w->factor_dim, scale);
         if (want & WANT_VALUE)
             T(store_sums)(v, value + (first + j) * v->row, G_(d_value) + j * w->value_stride, w->value_dim, 1);
     }

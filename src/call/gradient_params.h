@@ -1,5 +1,5 @@
-/* gradient_params.h: what a call for gradients has beside Params, and a thread's scratch for a block of rows and a
- * block of keys. */
+/* gradient_params.h: what a call for gradients, or for products with the relevance, has beside Params, and a thread's
+ * scratch for a block of rows and a block of keys. */
 #ifndef ATTNC_GRADIENT_PARAMS_H
 #define ATTNC_GRADIENT_PARAMS_H
 
@@ -7,12 +7,20 @@
 
 enum { WANT_QUERY = 1, WANT_KEY = 2, WANT_VALUE = 4, WANT_BIAS = 8 };    /* gradients that a pass computes */
 
+/* The relevance R of a weight is its product with grad_out . value, or with the positive part of that. It has no delta
+ * and no scale: R X takes the place of the queries' gradient, R^T X that of the keys'. */
+enum { NO_RELEVANCE, SIGNED, POSITIVE };
+
 typedef struct Gradients {
     Array grad_out, output, grad_lse, delta;       /* delta: of each row, sum(grad_out * output) - grad_lse */
     Array query, key, value, bias, relative;       /* the gradients; NULL where not wanted */
+    Array key_factors;                             /* rows that dS multiplies: the key, or X */
+    Array row_factors;                             /* rows that R^T multiplies: X */
+    int relevance;
     Params products;             /* the call whose scores are grad_out . value: the gradients of the weights */
     ix value_dim;
-    ix stride, value_stride;     /* of a row of query and key, or grad_out and value, in scratch */
+    ix factor_dim;               /* columns of the factors and of what they are summed to */
+    ix stride, value_stride, factor_stride;        /* of a row of query, of grad_out, of factors and sums in scratch */
     ix accumulators;             /* query blocks whose gradients a task sums */
     ix base;                     /* bytes of scratch before those of GradientScratch */
     ix row_tasks;                /* tasks of the pass over rows for each head */
@@ -22,6 +30,7 @@ typedef struct Gradients {
 /* Rows have a vector more than their padded length as stride: those of a power of two would share cache sets. */
 typedef struct {
     void *query, *grad_out;      /* [row][stride] copies of a block of rows */
+    void *row_factors;           /* [row][factor_stride] `query`, or copies of X */
     const void **grad_rows;      /* [row] address of grad_out */
     uint8_t *nonfinite;          /* [row] query or grad_out is not finite */
     int any_nonfinite;
@@ -29,7 +38,7 @@ typedef struct {
     void *weights, *scores;      /* [row][width] weights, and gradients of the scores before scale and softcap */
     void *slopes;                /* [6][width] with softcap: its derivative */
     Packed keys, values;         /* both as panels, for the two products that have keys in the lanes */
-    void *key_rows;              /* [key][stride], those that are not finite 0 */
+    void *key_rows;              /* [key][factor_stride], those that are not finite 0 */
     void *d_query, *d_key, *d_value;     /* [row of the task], [key], [key]: sums */
     Range *part;                 /* [group] columns of the block that the group sees */
     Range *span;                 /* [six keys] rows that may see one of them */

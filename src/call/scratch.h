@@ -112,9 +112,10 @@ static ix carve_gradients(const Params *p, const Gradients *g, const Format *f, 
     b->keys.keys = carve(&at, keys * p->head_dim * real);
     b->values.keys = carve(&at, keys * g->value_dim * real);
     b->keys.values = b->values.values = NULL;      /* both are panels of keys */
-    b->key_rows = carve(&at, keys * g->stride * real);
-    b->d_query = carve(&at, g->query.data ? g->accumulators * rows * g->stride * real : 0);
-    b->d_key = carve(&at, keys * g->stride * real);
+    b->row_factors = g->relevance ? carve(&at, rows * g->factor_stride * real) : b->query;
+    b->key_rows = carve(&at, keys * g->factor_stride * real);
+    b->d_query = carve(&at, g->query.data ? g->accumulators * rows * g->factor_stride * real : 0);
+    b->d_key = carve(&at, keys * g->factor_stride * real);
     b->d_value = carve(&at, keys * g->value_stride * real);
     b->part = (Range *)carve(&at, rows * (ix)sizeof(Range));
     b->span = (Range *)carve(&at, keys * (ix)sizeof(Range));

@@ -41,6 +41,8 @@ calls.update(
     cache=lambda: cache.attend(x),
     merge=lambda: again(lambda: attnc.merge_states([(x, x[..., 0])] * 2)),
     map=lambda: attnc.AttentionWeights(x, x).map((9, 9)),
+    relevance=lambda: attnc.AttentionWeights(x, x, lse=np.zeros((1, 8, {n}))).relevance(x, x) @ x,
+    weighted=lambda: attnc.AttentionWeights(x, x).weighted(heads=np.ones(8)).max(),
     product=lambda: attnc.AttentionWeights(x, x) @ x,
     rows_of_sums=lambda: attnc.attention(x, x, x, want=("lse", "entropy", "argmax")),
     all_wants=lambda: again(lambda: attnc.attention(x, x, x, want=("lse", "weights", "scores"))),
@@ -68,6 +70,7 @@ SHORT = ("few_rows", "scores", "weights", "softmax", "merge", "softmax_backward"
 
 @pytest.mark.parametrize("name", ["attention", "backward", "few_rows", "split", "scores", "weights", "softmax",
                                   "weighted_sum", "topk", "key_mass", "varlen", "cache", "merge", "map", "product",
+                                  "relevance", "weighted",
                                   "rows_of_sums", "all_wants", "softmax_backward"])
 def test_ctrl_c(python, name, capsys):
     """KeyboardInterrupt comes soon (meant is 0.25 s; asserted what no load can excuse), and the next call is right."""

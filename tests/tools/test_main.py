@@ -66,8 +66,8 @@ def spoilt(array):
     return array
 
 
-METHODS = ["entropy", "max", "mean_position", "mean_distance", "lost_mass", "key_mass", "key_max", "map", "head_mean",
-           "dense", "__matmul__"]
+METHODS = ["entropy", "max", "mean_position", "mean_distance", "lost_mass", "row_mass", "key_mass", "key_max", "map",
+           "relevance", "weighted", "head_mean", "dense", "__matmul__"]
 
 
 @pytest.mark.parametrize(("owner", "function"), [

@@ -118,12 +118,12 @@ def every_row_once(self, rows, row_weights):
     return order, None if isinstance(rows, list) else found
 
 
-right = dict(over_heads=_keys._over_heads, kept=_blocks._kept, tiles=_blocks._tiles, one_head=_slices.one_head,
+right = dict(over_heads=_keys.over_heads, kept=_blocks._kept, tiles=_blocks._tiles, one_head=_slices.one_head,
              of_sinks=backward._of_sinks, walk=_keys.KeyStatistics._walk)
 FAULTS = {
-    "heads": (masses, _keys, "_over_heads", by_member),
+    "heads": (masses, _keys, "over_heads", by_member),
     "rows": (rows, _keys.KeyStatistics, "_walk", every_row_once),
-    "bins": (maps, _keys, "_bin_labels", shifted),
+    "bins": (maps, _keys, "bin_labels", shifted),
     "sparse": (sparse, _blocks, "_kept", one_more),
     "tiles": (tiles, _blocks, "_tiles", keys_first),
     "head": (heads, attnc.weights._weights, "one_head", next_head),

@@ -18,6 +18,7 @@ METHODS = {
     "effective_keys": lambda W, p: W.effective_keys(progress=p), "max": lambda W, p: W.max(progress=p),
     "argmax": lambda W, p: W.argmax(progress=p), "mean_position": lambda W, p: W.mean_position(progress=p),
     "mean_distance": lambda W, p: W.mean_distance(progress=p),
+    "row_mass": lambda W, p: W.row_mass(keys=[0], progress=p),
     "lost_mass": lambda W, p: W.lost_mass(np.ones(W.shape[-1], bool), progress=p),
     "key_mass": lambda W, p: W.key_mass(progress=p), "key_max": lambda W, p: W.key_max(progress=p),
     "key_hits": lambda W, p: W.key_hits(0.1, progress=p), "map": lambda W, p: W.map((2, 2), progress=p),
@@ -28,6 +29,7 @@ METHODS = {
 OTHERS = {
     "lse": lambda W: W.lse, "array": np.asarray, "@": lambda W: W @ np.ones(W.shape[-1]),
     "T @": lambda W: W.T @ np.ones(W.shape[-2]), "index": lambda W: W[..., 0, 0], "row": lambda W: W[..., -1, :],
+    "weighted": lambda W: W.weighted(heads=np.ones(W.shape[-3] if W.ndim > 2 else 1)).key_mass(),
     "blocks": lambda W: list(W.blocks(2)), "head": lambda W: W.head(*[0] * (W.ndim - 2)).max(),
     "operator": lambda W: W.head(*[0] * (W.ndim - 2)).linear_operator() @ np.ones(W.shape[-1]),
     "rollout": lambda W: attnc.rollout([W], 0) if W.shape[-2] == W.shape[-1] else W.T @ np.ones(W.shape[-2]),
