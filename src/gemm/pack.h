@@ -1,6 +1,6 @@
-/* pack.h (template over REAL; after gemm/rows.h): keys and values of a block, packed from user memory. */
+/* pack.h (template over REAL; after gemm/rows.h): packs a block's keys and values from user memory. */
 
-/* Keys first .. first + n of a kv head to panels [panel][depth][PANEL]. */
+/* Packs keys first .. first + n of a kv head into panels [panel][depth][PANEL]. */
 static void T(pack_keys)(const Params *p, const char *key, const float *scale, ix first, ix n, REAL *dst) {
     const Array *a = &p->key;
     ix depth = p->head_dim;
@@ -13,7 +13,7 @@ static void T(pack_keys)(const Params *p, const char *key, const float *scale, i
             VEC square[LANES];
             for (ix i = 0; i < LANES; i++) {
                 const char *src = key + (first + j + i) * a->row + d * a->col;
-                /* The next rows: hardware prefetchers do not follow 16 streams. */
+                /* Hardware prefetchers do not follow 16 streams. */
                 __builtin_prefetch(src + LANES * a->row);
                 if (i >= valid) square[i] = V(set1)(0);
                 else if (contiguous && width == LANES) square[i] = V(loadu)((const REAL *)src);
@@ -28,14 +28,14 @@ static void T(pack_keys)(const Params *p, const char *key, const float *scale, i
             for (ix i = 0; i < width; i++) V(store)(panel + (d + i) * PANEL, square[i]);
         }
     }
-    /* the panel's columns behind the last vector of keys are never read: tiles are whole vectors of keys */
+    /* Columns after the last vector of keys stay unset: tiles are whole vectors, so none reads them. */
 }
 
-/* Values to chunks of whole vectors; chunk c starts at vector p(c) = c * vectors / chunks, so widths differ by one. */
+/* Values are packed in chunks of whole vectors, whose widths differ by at most one vector. */
 INLINE ix T(chunks)(const Params *p) { return ceil_div(p->value_stride / LANES, TILE_VECTORS); }
 INLINE ix T(chunk_start)(const Params *p, ix c) { return c * (p->value_stride / LANES) / T(chunks)(p); }
 
-/* Rare: take rows with an entry of at least LARGEST, or NaN, out of the product (attention/nonfinite.h). */
+/* Rare: zeroes the value rows that have NaN or an entry of at least LARGEST, and lists them (attention/nonfinite.h). */
 static void T(exclude_nonfinite)(const Params *p, ix n, Packed kv) {
     for (ix j = 0; j < n; j++) {
         int excluded = 0;
@@ -93,7 +93,7 @@ static void T(pack_values)(const Params *p, const char *value, const float *scal
     if (memcmp(&large, &none, sizeof none)) T(exclude_nonfinite)(p, n, kv);
 }
 
-/* Columns start .. start + n of one value row. */
+/* Loads columns start .. start + n of one value row, times its scale. */
 static void T(load_value)(const Params *p, const Task *t, ix key, ix start, ix n, REAL *dst) {
     const Array *a = &p->value;
     T(load_row)(t->value + key * a->row + start * a->col, a->col, a->dtype, n, dst);
@@ -101,8 +101,8 @@ static void T(load_value)(const Params *p, const Task *t, ix key, ix start, ix n
         for (ix i = 0; i < n; i++) dst[i] *= (REAL)t->value_scale[key];
 }
 
-/* Whether the values of a task's only block are in memory as they would be packed, and all finite. Looking at them
- * takes a quarter of the time of copying them (64 rows of 64). */
+/* Whether the values of a task's only block already have the packed layout and are all below LARGEST. The check takes a
+ * quarter of the time of a copy (64 keys, value_dim 64). */
 static int T(packed_already)(const Params *p, const Task *t, ix n) {
     const Array *a = &p->value;
     const REAL *x = (const REAL *)t->value;
@@ -117,7 +117,7 @@ static int T(packed_already)(const Params *p, const Task *t, ix n) {
     return !memcmp(&large, &none, sizeof none);
 }
 
-/* Pack a block of the task's kv head into the parts of kv that are not NULL. */
+/* Packs a block of the task's kv head into the members of kv that are not NULL. */
 STEP void T(pack)(const Params *p, Task *t, ix block, Packed kv) {
     ix first = block * p->block_k, n = ix_min(p->block_k, t->lengths.kv_length - first);
     if (kv.keys) T(pack_keys)(p, t->key, t->key_scale, first, n, kv.keys);

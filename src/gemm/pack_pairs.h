@@ -1,10 +1,10 @@
-/* pack_pairs.h (template for float; after gemm/pack.h): packing for bfloat16 dot products, whose lanes take two depths
- * (or two keys) at once.
+/* pack_pairs.h (template for float; after gemm/pack.h): packs keys and values for bfloat16 dot products, whose lanes
+ * multiply pairs: two depths of a key, or one column of two values.
  *
- * Keys are panels [panel][depth / 2][panel width] of pairs, values chunks [chunk][key / 2][chunk width] of pairs of
- * rows, the missing half of an odd one zero. Pairs travel as the bits of a float. Sums are float; weights are rounded
- * to bfloat16 for the weighted sum alone. The instruction takes subnormal numbers for 0: such values are excluded from
- * the product, such queries and keys are below 1.2e-38 and do count as 0. */
+ * Keys are panels [panel][depth / 2][panel width], values chunks [chunk][key / 2][chunk width]; a zero pads an odd
+ * count. A pair is stored in the bits of a float. Sums are float; only the weighted sum rounds weights to bfloat16. The
+ * instruction takes subnormal numbers for 0: the product excludes subnormal values, and counts subnormal queries and
+ * keys (below 1.2e-38) as 0. */
 #if PAIR_PRODUCTS
 
 static void pack_keys_pairs(const Params *p, const char *key, ix first, ix n, float *dst) {
@@ -31,7 +31,7 @@ static void pack_keys_pairs(const Params *p, const char *key, ix first, ix n, fl
     }
 }
 
-/* Whether a value is excluded from the product: not finite, or so large that sums of it overflow, or subnormal. */
+/* Lanes that the product excludes: not finite, so large that sums could overflow, or subnormal. */
 INLINE vfi not_in_product(vf x) {
     vf magnitude = (vf)((vfi)x & INT32_MAX);
     return ~(magnitude < vf_set1(0x1p95f)) | (((vfi)magnitude < 0x00800000) & ((vfi)magnitude != 0));

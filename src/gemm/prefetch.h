@@ -4,22 +4,21 @@
 
 #include "call/task.h"
 
-/* Lines are prefetched in address order whatever the order of the loads, because that is how memory is fast:
- * prefetching the lines of a register tile's own loads, which are a row apart, reaches 70 % of read bandwidth, address
- * order 84 % (float32, 4 rows). */
+/* Address order reaches 84 % of read bandwidth; the order of a register tile's loads, a row apart, 70 % (float32, 4
+ * rows). */
 typedef struct {
     const char *at, *end;                /* the next line, and the end of its row */
     ix row, gap;                         /* from the start of a row to the next one, and from its end */
-    int half;                            /* prefetch half of what is used, because the rows of a step are used twice */
-} Prefetch;                              /* {0}: none */
+    int half;                            /* prefetch half of the bytes read: two tiles read the rows of each step */
+} Prefetch;                              /* {0}: prefetches nothing */
 
-/* The rows of `bytes` bytes from `at` on. */
+/* Starts at `at`, with rows of `bytes` bytes. */
 static inline Prefetch prefetch_from(const Array *a, ix bytes, const char *at) {
     return (Prefetch){.at = at, .end = at + bytes, .row = a->row, .gap = a->row - bytes};
 }
 
-/* The same, PREFETCH_BYTES ahead of row `at` of a block. Where two tall tiles use a step of rows one after the other,
- * both prefetch, and a whole step ahead (16 rows of float32: 181 cycles a key instead of 215). */
+/* Starts PREFETCH_BYTES ahead of row `at` of a block. With `twice`, two tall tiles read each step of rows in turn: both
+ * prefetch, at least a whole step ahead (16 rows of float32: 181 cycles per key instead of 215). */
 static inline Prefetch prefetch_ahead_of(const Array *a, ix bytes, const char *block, ix at, int twice) {
     ix rows = ix_max(PREFETCH_BYTES / ix_max(bytes, 1), twice ? IN_PLACE_KEYS : 0);
     Prefetch prefetch = prefetch_from(a, bytes, block + (rows + at) * a->row);
@@ -32,7 +31,7 @@ static inline __attribute__((always_inline)) void prefetch_advance(Prefetch *s, 
     if (s->at >= s->end) s->at = s->end + s->gap, s->end += s->row;
 }
 
-/* Prefetch the lines that begin in the next `bytes`, a constant. */
+/* Prefetches the lines that begin in the next `bytes`, a constant. */
 static inline __attribute__((always_inline)) void prefetch_next(Prefetch *s, const ix bytes) {
     if (!s->end) return;
     if (bytes >= 64 || ((uintptr_t)s->at & 63) < (uintptr_t)bytes)
@@ -40,7 +39,7 @@ static inline __attribute__((always_inline)) void prefetch_next(Prefetch *s, con
     prefetch_advance(s, bytes);
 }
 
-/* Prefetch the lines of `bytes` bytes from `at` on, to be read or, with `write`, to be written. */
+/* Prefetches the lines of `bytes` bytes from `at` on, for reads or, with `write`, for writes. */
 static inline __attribute__((always_inline)) void prefetch_lines(const char *at, ix bytes, const int write) {
     for (ix i = 0; i < bytes; i += 64) {
         if (write) __builtin_prefetch(at + i, 1);

@@ -1,12 +1,11 @@
-/* rank1.h (template over REAL; after gemm/rows.h): the microkernel: rank-1 updates of sums that stay in registers. */
+/* rank1.h (template over REAL; after gemm/rows.h): the microkernel: n rank-1 updates of a register tile. */
 
-/* sum[r][i] += a[r][k * along] * b[k][i] over n steps k, for rows x vectors of sums: one load of a vector of b serves
- * all rows, one broadcast of an element of a all vectors.
+/* sum[r][i] = the sum of a[r][k * along] * b[k][i] over n steps k, for rows x vectors of sums: each vector of b is
+ * loaded once for all rows, each element of a broadcast once for all vectors.
  *
- * `kind` says what a step of b is: a dtype, a row of which is widened as it is loaded; PAIRS, words of two bfloat16,
- * which vf_dot() multiplies and adds; ROW_PAIRS, two rows of bfloat16, b and the one behind it (zeros behind the last
- * of `keys`), that are interleaved as they are loaded. `smallest` receives the least magnitude of such pairs. Rows of b
- * are `stride` bytes apart. */
+ * `kind` is what a step reads: a dtype (a row of b, widened as it is loaded), PAIRS (words of two bfloat16, for
+ * vf_dot()) or ROW_PAIRS (two bfloat16 rows of b, interleaved as they are loaded; zeros stand in for a missing second
+ * row). `smallest` receives the least magnitude in ROW_PAIRS. Rows of b are `stride` bytes apart. */
 INLINE void T(rank1)(const int kind, const int rows, const int vectors, const REAL *const *a, ix along, const char *b,
                      ix stride, ix n, Prefetch *prefetch, VEC (*sum)[TILE_VECTORS], VEC *smallest) {
     const ix step = kind == ROW_PAIRS ? 2 : 1, bytes = step * vectors * LANES * T(element_size)(kind);

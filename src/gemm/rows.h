@@ -1,8 +1,8 @@
-/* rows.h (template over REAL): one row of user memory, any dtype and stride, to and from contiguous REAL. */
+/* rows.h (template over REAL): converts rows of user memory, of any dtype and stride, from and to contiguous REAL. */
 
 #define NATIVE (sizeof(REAL) == 4 ? F32 : F64)
 
-/* LANES elements of a dtype, widened as they are loaded; vectors of double are loaded from double alone. */
+/* Loads LANES elements of a dtype, widened to REAL; double vectors load float64 alone. */
 INLINE VEC T(load_as)(const int dtype, const char *src) {
     (void)dtype;
 #if REAL_BITS == 32
@@ -34,7 +34,7 @@ INLINE ix T(element_size)(int dtype) {
     return dtype == F32 || dtype == PAIRS ? 4 : dtype == F64 ? 8 : dtype == I8 ? 1 : 2;
 }
 
-/* Vector i of step b of the microkernel (rank1.h); `both`: the second row of ROW_PAIRS exists. */
+/* Loads vector i of a step of the microkernel (rank1.h); `both`: the second row of ROW_PAIRS exists. */
 INLINE VEC T(load_step)(const int kind, const char *b, ix stride, int i, int both) {
 #if REAL_BITS == 32 && BF16_DOT
     static const uint16_t zeros[VF];

@@ -1,11 +1,11 @@
-/* strip.h (template over REAL; after gemm/rows.h): products of rows that fill vectors: the lanes are rows, and an
- * element of a key is broadcast from memory to all rows of a strip.
+/* strip.h (template over REAL; after gemm/rows.h): products of strips: each lane is a query row, and each element of a
+ * key is broadcast to all rows of a strip.
  *
- * Nothing is summed across lanes: 92 % of FMA peak at a depth of 128, where dot products along the lanes reach 70. */
+ * No sum crosses lanes: 92 % of FMA peak at head_dim 128; dot products with the depth in the lanes reach 70 %. */
 
 enum { T(STRIP) = LANES < 8 ? 8 : LANES, T(STRIP_VECTORS) = T(STRIP) / LANES };      /* rows_of_strip() of path.h */
 
-/* All queries of the task, padded to whole vectors, as strips [strip][depth][row]. */
+/* Packs the task's queries, padded to whole vectors, into strips [strip][depth][row]. */
 INLINE void T(pack_strips)(const Params *p, Task *t, ix depth) {
     for (ix r0 = 0; r0 < t->rows; r0 += LANES) {
         REAL *dst = P_(strips) + r0 / T(STRIP) * T(STRIP) * p->depth_stride + r0 % T(STRIP);
@@ -19,11 +19,10 @@ INLINE void T(pack_strips)(const Params *p, Task *t, ix depth) {
     }
 }
 
-/* sum[i] += x * b[i] over n steps, for LANES rows i of b: the microkernel with rows in the lanes. A step has a strip of
- * x, `x_step` bytes behind the last one, and the element of each row i of b, `row` bytes apart, `along` bytes behind
- * the last. Row 8 has an address register of its own: 16 addresses from six registers. `largest` (NULL: not needed)
- * receives the largest magnitudes of x. One line is prefetched a step: beside 16 products it costs nothing, several at
- * once cost 1.7 cycles each. */
+/* The microkernel with rows in the lanes: sum[i] = the sum of x * b[i] over n steps, for LANES rows i of b, `row` bytes
+ * apart. A step advances x, a strip, by `x_step` bytes and b by `along`. Row 8 has an address register of its own: 16
+ * addresses from six registers. `largest` (NULL: not needed) receives the largest magnitudes of x. Each step prefetches
+ * one line: free beside 16 products, while several lines at once cost 1.7 cycles each. */
 INLINE void T(rank1_lanes)(const int pairs, const char *x, ix x_step, const char *b, ix row, ix along, ix n,
                            Prefetch *prefetch, VEC (*sum)[T(STRIP_VECTORS)], VEC *largest) {
     const ix r3 = 3 * row, r5 = 5 * row, r7 = 7 * row, at[8] = {0, row, 2 * row, r3, 4 * row, r5, 2 * r3, r7};
@@ -48,7 +47,7 @@ INLINE void T(rank1_lanes)(const int pairs, const char *x, ix x_step, const char
     *prefetch = near;
 }
 
-/* Products of a strip with LANES keys, `row` bytes apart, to rows of s. */
+/* Multiplies a strip by LANES keys, `row` bytes apart, into rows of s. */
 INLINE void T(strip_scores)(const int pairs, const REAL *q, const char *k, ix row, ix depth, Prefetch *prefetch,
                             REAL *s, ix stride) {
     const ix chain = pairs ? CHAIN / 2 : CHAIN;

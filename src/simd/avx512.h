@@ -12,7 +12,7 @@ INLINE vd vd_round(vd a) { return (vd)_mm512_roundscale_pd((__m512d)a, _MM_FROUN
 INLINE vf vf_scale2(vf p, vf n) { return (vf)_mm512_scalef_ps((__m512)p, (__m512)n); }
 INLINE vd vd_scale2(vd p, vd n) { return (vd)_mm512_scalef_pd((__m512d)p, (__m512d)n); }
 
-/* p, but exactly 0 in the lanes where t < limit; a NaN in t is not below */
+/* p, but exactly 0 in the lanes where t < limit (p where t is NaN) */
 INLINE vf vf_zero_below(vf p, vf t, float limit) {
     return (vf)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)t, _mm512_set1_ps(limit), _CMP_NLT_UQ), (__m512)p);
 }
@@ -72,10 +72,10 @@ INLINE vf vf_load_i8(const int8_t *p) {
     return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
-/* The two instructions of AVX512-BF16, as assembly: a compiler takes the intrinsics only where the whole function may
- * use that set, and this module also runs on processors without it (bf16_dot of simd.h).
+/* The two instructions of AVX512-BF16 are assembly, because compilers accept the intrinsics only in functions built for
+ * that set, and this module also runs on processors without it (bf16_dot of simd.h).
  *
- * rounded to nearest even, but subnormal numbers to 0 */
+ * Rounds to nearest even, but subnormal numbers to 0. */
 INLINE void vf_store_pairs(uint16_t *p, vf v) {
     __m256i pairs;
     __asm__("vcvtneps2bf16 %1, %0" : "=v"(pairs) : "v"(v));
@@ -94,7 +94,7 @@ INLINE vf vf_load_pairs(const uint16_t *low, const uint16_t *high) {
     __m512i b = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)high));
     return (vf)_mm512_permutex2var_epi16(a, _mm512_loadu_si512(order), b);
 }
-/* Whether some bfloat16 is subnormal: a running minimum of 2 x - 1 in 16 bits, in which 0 is the largest number */
+/* Finds subnormal bfloat16 by a running minimum of 2 x - 1 in 16 bits, which drops the sign and makes 0 the largest. */
 INLINE vf vf_least_pairs(vf least, vf v) {
     __m512i twice = _mm512_add_epi16((__m512i)v, (__m512i)v);
     return (vf)_mm512_min_epu16((__m512i)least, _mm512_add_epi16(twice, _mm512_set1_epi16(-1)));
@@ -103,7 +103,7 @@ INLINE int vf_subnormal_pairs(vf least) {
     return _mm512_cmplt_epu16_mask((__m512i)least, _mm512_set1_epi16(0xFF)) != 0;
 }
 
-/* Square of VF x VF (VD x VD) elements in place: pairs, then quads inside 128-bit parts, then the parts. */
+/* Transposes VF x VF (VD x VD) elements in place: pairs, then quads within 128-bit parts, then the parts. */
 INLINE void vf_transpose(vf r[VF]) {
     __m512 t[16], u[16];
     UNROLL for (int i = 0; i < 16; i += 2) {
@@ -143,7 +143,7 @@ INLINE void vd_transpose(vd r[VD]) {
     }
 }
 
-/* fold and sums take 30 shuffles and 15 additions for 16 keys; a transposition and additions would take 64 shuffles. */
+/* fold and sums take 30 shuffles and 15 additions for 16 keys; transposing first would take 64 shuffles. */
 INLINE vf vf_fold(const vf r[TILE_VECTORS]) {
     __m512 a = (__m512)r[0], b = (__m512)r[1], c = (__m512)r[2], d = (__m512)r[3];
     a = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
