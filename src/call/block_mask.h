@@ -1,4 +1,4 @@
-/* block_mask.h: which keys a row may see by a mask over blocks of rows and of keys. */
+/* block_mask.h: which keys a row may see by block_mask, each cell of which covers a block of rows and keys. */
 #ifndef ATTNC_BLOCK_MASK_H
 #define ATTNC_BLOCK_MASK_H
 
@@ -12,7 +12,7 @@ static inline const char *cells_of_row(const Params *p, const Task *t, ix r) {
     return t->block_mask + t->row[r].head * a->head + (p->mask_row + t->row[r].position) / p->mask_rows * a->row;
 }
 
-/* The smallest part of keys.start .. keys.stop that has all keys which some row of the group sees. */
+/* The smallest range within `keys` that has every key that a row of the group sees. */
 static inline Range keys_in_seen_cells(const Params *p, const Task *t, ix r0, ix n, Range keys) {
     const ix size = p->mask_keys, zero = p->mask_key, col = p->block_mask.col;
     const ix first = (keys.start + zero) / size, last = (keys.stop - 1 + zero) / size;
@@ -30,7 +30,7 @@ static inline Range keys_in_seen_cells(const Params *p, const Task *t, ix r0, ix
     return (Range){ix_max(keys.start, low * size - zero), ix_min(keys.stop, (high + 1) * size - zero)};
 }
 
-/* allow[j] = 0 for those of n keys from `from` on that row r may not see; allow[j] is key from + j. */
+/* Clears allow[j], j < n, where row r may not see key from + j. */
 static inline void and_cells(const Params *p, const Task *t, ix r, ix from, ix n, uint8_t *allow) {
     const char *cells = cells_of_row(p, t, r);
     for (ix j = 0, stop; j < n; j = stop) {

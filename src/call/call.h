@@ -1,8 +1,8 @@
-/* call.h: a call in progress: parameters, kernels and memory, and what its threads poll and report. */
+/* call.h: the state of a call: parameters, kernels, memory and progress. */
 #ifndef ATTNC_CALL_H
 #define ATTNC_CALL_H
 
-#include "call/process.h"             /* first: Python.h says which functions of the C library there are */
+#include "call/process.h"             /* first: Python.h sets the feature macros of the C library */
 
 #include "call/gradient_params.h"
 #include "call/path.h"
@@ -15,17 +15,17 @@ typedef struct {
     Params p;
     const Kernels *kernels;
     const Format *format;
-    Gradients *gradients;                /* of BACKWARD, else NULL */
-    size_t bytes;                        /* of `memory`, whose parts follow */
+    Gradients *gradients;                /* for BACKWARD, else NULL */
+    size_t bytes;                        /* size of `memory`; its parts follow */
     char *memory;
     char *scratch;                       /* p.scratch_bytes for each thread */
     char *packed;                        /* a round's keys and values, if shared */
     char *states;                        /* a round's states of few rows, if their keys are split */
     double *row_norms;                   /* row maxima and inverse sums for the second pass of the weights */
-    double *bins;                        /* a round's parts of maps */
+    double *bins;                        /* a round's partial maps */
     ix first_head, heads;                /* kv heads of this round */
     ix first_split, round_splits;
-    ix chunk, chunks;                    /* of a map: blocks of a chunk of keys, and chunks */
+    ix chunk, chunks;                    /* KEY_STATISTICS: blocks of keys per chunk, and number of chunks */
     double next_poll;
     void *progress;                      /* a Python function of (done, total), or NULL */
     ix total;                            /* tasks */

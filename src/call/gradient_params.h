@@ -1,5 +1,5 @@
-/* gradient_params.h: what a call for gradients, or for products with the relevance, has beside Params, and a thread's
- * scratch for a block of rows and a block of keys. */
+/* gradient_params.h: parameters of gradients, or of products with the relevance, beside Params, and a thread's scratch
+ * for one block of rows and one of keys. */
 #ifndef ATTNC_GRADIENT_PARAMS_H
 #define ATTNC_GRADIENT_PARAMS_H
 
@@ -17,17 +17,17 @@ typedef struct Gradients {
     Array key_factors;                             /* rows that dS multiplies: the key, or X */
     Array row_factors;                             /* rows that R^T multiplies: X */
     int relevance;
-    Params products;             /* the call whose scores are grad_out . value: the gradients of the weights */
+    Params products;             /* a call whose scores are grad_out . value, the gradients of the weights */
     ix value_dim;
-    ix factor_dim;               /* columns of the factors and of what they are summed to */
-    ix stride, value_stride, factor_stride;        /* of a row of query, of grad_out, of factors and sums in scratch */
+    ix factor_dim;               /* columns of the factors and of their weighted sums */
+    ix stride, value_stride, factor_stride;        /* in scratch: of rows of query, of grad_out, of factors and sums */
     ix accumulators;             /* query blocks whose gradients a task sums */
     ix base;                     /* bytes of scratch before those of GradientScratch */
     ix row_tasks;                /* tasks of the pass over rows for each head */
-    ix bias_rows, bias_keys, bias_heads;           /* blocks and heads that have their own elements of the bias */
+    ix bias_rows, bias_keys, bias_heads;           /* blocks and heads with bias elements of their own */
 } Gradients;
 
-/* Rows have a vector more than their padded length as stride: those of a power of two would share cache sets. */
+/* The stride of a row is its padded length plus one vector, because strides of a power of two share cache sets. */
 typedef struct {
     void *query, *grad_out;      /* [row][stride] copies of a block of rows */
     void *row_factors;           /* [row][factor_stride] `query`, or copies of X */
@@ -38,10 +38,10 @@ typedef struct {
     void *weights, *scores;      /* [row][width] weights, and gradients of the scores before scale and softcap */
     void *slopes;                /* [6][width] with softcap: its derivative */
     Packed keys, values;         /* both as panels, for the two products that have keys in the lanes */
-    void *key_rows;              /* [key][factor_stride], those that are not finite 0 */
+    void *key_rows;              /* [key][factor_stride] copies; a key that is not finite is 0 */
     void *d_query, *d_key, *d_value;     /* [row of the task], [key], [key]: sums */
     Range *part;                 /* [group] columns of the block that the group sees */
-    Range *span;                 /* [six keys] rows that may see one of them */
+    Range *span;                 /* [group of six keys] rows that may see any of them */
 } GradientScratch;
 
 #endif

@@ -1,15 +1,15 @@
-/* open_task.h: which rows, keys and arrays a task has. */
+/* open_task.h: sets a task's rows, keys and arrays. */
 #ifndef ATTNC_OPEN_TASK_H
 #define ATTNC_OPEN_TASK_H
 
 #include "call/call.h"
 
-/* First row of a query block. Blocks differ by one register tile of rows at most, so that no thread waits long. */
+/* First row of a query block. Blocks differ by at most one register tile of rows, so that threads finish together. */
 static inline ix first_row(const Params *p, ix block) {
     return ix_min(ceil_div(p->rows, GROUP_ROWS) * block / p->q_blocks * GROUP_ROWS, p->rows);
 }
 
-/* The keys and values of kv head `head`, counted over the batch. */
+/* Sets the keys and values of kv head `head`, counted over the batch. */
 static void open_head(const Params *p, Task *t, ix head) {
     t->batch = head / p->kv_heads;
     t->kv_head = head % p->kv_heads;
@@ -21,7 +21,7 @@ static void open_head(const Params *p, Task *t, ix head) {
     t->k_positions = address(&p->k_positions, &p->batch, t->batch, t->kv_head);
 }
 
-/* The batch element of each other array. */
+/* Sets the addresses of the task's batch element in the other arrays. */
 static void open_arrays(const Params *p, Task *t) {
     t->query = address(&p->query, &p->batch, t->batch, 0);
     t->out = address(&p->out, &p->batch, t->batch, 0);
@@ -37,7 +37,7 @@ static void open_arrays(const Params *p, Task *t) {
     t->k_segments = address(&p->k_segments, &p->batch, t->batch, 0);
 }
 
-/* The rows of a query block of a kv head, their visible keys, and the blocks of keys of a split that they need. */
+/* Sets the rows of a query block of a kv head, their visible keys, and the blocks of keys of a split that they need. */
 static void open_task(const Params *p, Task *t, ix head, ix block, ix split) {
     ix first = PTRDIFF_MAX, last = 0;
     open_head(p, t, head);
@@ -58,8 +58,8 @@ static void open_task(const Params *p, Task *t, ix head, ix block, ix split) {
     open_arrays(p, t);
 }
 
-/* Find the positions of a block's keys, and whether one of rows first .. last of the batch element may see any of them;
- * 1 without k_positions. */
+/* Sets the positions of a block's keys; returns whether any of rows first .. last of the batch element may see one of
+ * them, 1 without k_positions. */
 static int open_block(const Params *p, Task *t, ix block, ix first, ix last) {
     if (!p->by_position) return 1;
     const ix key = block * p->block_k, stop = ix_min(key + p->block_k, t->lengths.kv_length);
@@ -72,7 +72,7 @@ static int open_block_of_head(const Params *p, Task *t, ix block) {
     return open_block(p, t, block, 0, t->lengths.q_length - 1);
 }
 
-/* Keys of the opened block that row i may see by position; where positions do not ascend, all if it sees one. */
+/* Keys of the opened block that row i may see by position; if positions do not ascend, all once it may see one. */
 static Range keys_seen(const Params *p, const Task *t, ix i, ix block) {
     const Range seen = positions_seen(p, t->lengths, i), span = t->positions.span;
     const char *k = t->k_positions;
@@ -85,7 +85,7 @@ static Range keys_seen(const Params *p, const Task *t, ix i, ix block) {
     return start < stop ? (Range){start, stop} : (Range){0, 0};
 }
 
-/* Open a block for the rows of a task, whose ranges become those of the block; whether one sees any of its keys. */
+/* Sets the rows' ranges of keys within a block; returns whether any row sees a key of it. */
 static int open_block_of_rows(const Params *p, Task *t, ix block) {
     if (!p->by_position) return 1;
     const int near = open_block(p, t, block, t->row[0].position, t->row[t->rows - 1].position);
@@ -102,7 +102,7 @@ static int open_block_of_rows(const Params *p, Task *t, ix block) {
     return some;
 }
 
-/* The next rows of a walk over all rows of a query head (KEY_STATISTICS); whether one may see the block by position. */
+/* Sets the next rows of a walk over a query head (KEY_STATISTICS); returns whether any sees the block by position. */
 static int open_walk(const Params *p, Task *t, ix head, ix first, ix block) {
     const KeyRequest *k = &p->key_request;
     ix begin = block * p->block_k;

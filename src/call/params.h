@@ -1,4 +1,4 @@
-/* params.h: what one call means (arrays as pointers and byte strides, sizes, options) and how it is cut into blocks. */
+/* params.h: the parameters of a call: arrays as pointers and byte strides, sizes, options, and the sizes of blocks. */
 #ifndef ATTNC_PARAMS_H
 #define ATTNC_PARAMS_H
 
@@ -8,13 +8,13 @@
 #include "call/integers.h"
 #include "call/requests.h"
 
-enum { F32, F64, F16, BF16, I8 };    /* stored dtypes; int8 rows of key and value come with a scale each */
+enum { F32, F64, F16, BF16, I8 };    /* stored dtypes; each int8 row of key and value has a scale */
 
 /* What a call computes. */
 enum Mode { ATTEND, SCORES, WEIGHTED_SUM, WEIGHTS_UNDER_LSE, KEY_STATISTICS, BACKWARD };
 
-/* An argument. Batch axes are walked through the buffer's own shape and strides, so that any rank is possible and a
- * broadcast axis (absent, or of length 1) costs nothing; the trailing axes have named strides, 0 where broadcast. */
+/* An array argument. Batch axes use the buffer's own shape and strides, so any rank works and a broadcast axis (absent,
+ * or of length 1) costs nothing; the trailing axes have named strides, 0 where broadcast. */
 typedef struct {
     char *data;                  /* NULL: not given */
     int dtype;
@@ -32,7 +32,7 @@ typedef struct {
     Array mask, block_mask, key_mask, bias, relative, q_offset, k_positions, sinks, slopes, q_segments, k_segments;
     Array q_lengths, kv_lengths;
     /* relative: a second bias, NULL unless there is a first */
-    Array q_starts, k_starts;    /* packed sequences: where they start; rows past a q_length belong to others */
+    Array q_starts, k_starts;    /* first row of each packed sequence; rows past a q_length belong to other sequences */
     Array key_scale, value_scale;    /* float factors of int8 rows, contiguous; not given for other dtypes */
     Batch batch;
     ix batches, q_heads, kv_heads;
@@ -46,12 +46,12 @@ typedef struct {
     double scale, softcap;       /* softcap 0: none */
     double exponent;             /* exponent of 2 per unit of stored score */
     double unit;                 /* natural score per unit of stored score: |scale| if raw_scores, else 1 */
-    int raw_scores;              /* scores stay raw products: no softcap, bias, alibi, and an ordinary scale */
-    int flip;                    /* the query is loaded with its sign changed: a negative scale, exactly */
+    int raw_scores;              /* scores stay raw products: no softcap, bias or alibi, scale within 1e-30..1e30 */
+    int flip;                    /* queries are negated as they are loaded, which applies a scale's sign exactly */
     ix mask_rows, mask_keys;     /* rows and keys of a block of block_mask */
-    ix mask_row, mask_key;       /* the row and key of block_mask's first block that row 0 and key 0 are */
+    ix mask_row, mask_key;       /* position of row 0 and key 0 in block_mask's first block */
     int by_position;             /* causal order or a window reads k_positions instead of a key's index */
-    int masked;                  /* a mask, bias, segments or positions forbid keys beside the key range */
+    int masked;                  /* a mask, bias, segments or positions may exclude keys of a row's key range */
 
     ix rows;                     /* q_len * heads_per_kv: query rows of one kv head, position-major */
     int path;                    /* enum Path, as chosen */
@@ -59,13 +59,13 @@ typedef struct {
     ix group_rows;               /* rows of one group, which take each step together */
     ix block_q, block_k, q_blocks, k_blocks;
     ix split_k, splits;          /* blocks of keys per split; 1 split unless the rows are few */
-    int shared;                  /* packed keys and values: 1 once per kv head for all tasks, 0 by each task */
-    int parts;                   /* with shared == 0: tasks that a kv head's rows are cut into */
+    int shared;                  /* keys and values are packed: 1 once per kv head for all tasks, 0 by each task */
+    int parts;                   /* if not shared: tasks per kv head */
     int copy_queries;            /* query rows are copied before use */
     ix kept_scores;              /* dense weights: parts (group, block) of scores kept until row sums are known */
     ix depth_stride;             /* head_dim padded to whole vectors */
     ix value_stride;             /* value_dim padded to whole vectors: a row of the output accumulator */
-    ix width;                    /* columns of a block in scratch: block_k, or what short keys need */
+    ix width;                    /* columns of a block in scratch: block_k, or fewer for a short kv_len */
     ix pack_bytes, scratch_bytes, state_bytes;
     RowRequest row_request;
     KeyRequest key_request;
@@ -85,7 +85,7 @@ static inline ix batch_offset(const Array *a, const Batch *batch, ix b) {
     return offset;
 }
 
-/* Address of batch element b and a head; NULL stays NULL, as not even 0 may be added to it. */
+/* Address of batch element b and a head; NULL stays NULL, because adding even 0 to it is undefined. */
 static inline char *address(const Array *a, const Batch *batch, ix b, ix head) {
     return a->data ? a->data + batch_offset(a, batch, b) + head * a->head : NULL;
 }

@@ -1,11 +1,11 @@
-/* requests.h: the statistics of weights that a call wants, their arrays contiguous over (batch, q_head, row or key). */
+/* requests.h: the statistics of weights that a call computes, in arrays contiguous over (batch, q_head, row or key). */
 #ifndef ATTNC_REQUESTS_H
 #define ATTNC_REQUESTS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Statistics of rows, taken beside the softmax. NULL: not wanted; untyped pointers are to the accumulation type. */
+/* Statistics of rows, computed beside the softmax. NULL: not wanted; void pointers are to the accumulation type. */
 typedef struct {
     int any;                     /* any of those below */
     int sums;                    /* any that sums over the keys: entropy, position, distance */
@@ -28,8 +28,8 @@ typedef struct {
     int64_t *hits;               /* [key] rows whose weight is above threshold */
     double threshold;
     void *map;                   /* [row bin][key bin] */
-    int map_max;                 /* the largest weight of a bin; else the sum over keys and the mean over rows */
-    const int64_t *row_bin;      /* [walked row], never falling */
+    int map_max;                 /* map has each bin's largest weight; else its sum over keys and mean over rows */
+    const int64_t *row_bin;      /* [walked row] its bin, ascending */
     const double *bin_rows;      /* [row bin] its number of rows */
     ptrdiff_t row_bins, key_bins;
     const int64_t *slot;         /* [key] its bin's index within its chunk of blocks, -1: none */
@@ -38,7 +38,7 @@ typedef struct {
     void *products;              /* [key][columns] sum of weights times factors */
     const void *factors;         /* [row][columns] */
     ptrdiff_t columns;
-    int nonfinite_factors;       /* some are not finite: where the weight is 0 they do not count */
+    int nonfinite_factors;       /* some factors are not finite: those with weight 0 are excluded */
 } KeyRequest;
 
 #endif

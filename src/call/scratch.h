@@ -1,4 +1,4 @@
-/* scratch.h: where the parts of a task lie in the scratch of its thread. */
+/* scratch.h: lays out a task's arrays in the scratch of its thread. */
 #ifndef ATTNC_SCRATCH_H
 #define ATTNC_SCRATCH_H
 
@@ -6,14 +6,14 @@
 
 static inline ix padded(ix bytes) { return round_up(bytes, 64); }
 
-/* The next part of the scratch. */
+/* Takes the next `bytes` of the scratch. */
 static inline char *carve(char **at, ix bytes) {
     char *part = *at;
     *at += padded(bytes);
     return part;
 }
 
-/* Whether rows of the array are what is computed with, contiguous. */
+/* Whether rows of the array are contiguous and of the accumulation type. */
 static inline int contiguous(const Params *p, const Format *f, const Array *a) {
     return a->dtype == p->type && a->col == f->real;
 }
@@ -24,7 +24,7 @@ static inline ix packed_bytes(const Params *p, const Format *f) {
         + padded(p->width * (ix)sizeof(int32_t) + 64);
 }
 
-/* The parts of one packed block; in place, two copies of a chunk of a step's values instead. */
+/* The parts of one packed block; for paths in place, two copies of a chunk of a step's values instead. */
 static inline Packed packed_at(const Params *p, const Format *f, char *s) {
     Packed kv = {.keys = s};
     if (p->unfused != PACKED) {
@@ -65,7 +65,7 @@ static inline void carve_statistics(const Params *p, const Format *f, char **at,
     s->merged = (double *)carve(at, k->map ? k->key_bins * 8 : 0);
 }
 
-/* Give the task its parts of the scratch; returns their bytes. */
+/* Sets the task's arrays in `scratch`; returns their bytes. */
 static ix carve_task(const Params *p, const Format *f, char *scratch, Task *t) {
     ix real = f->real, rows = p->block_q, sums = rows * p->value_stride * real, group = p->group_rows * p->width;
     int in_place = p->unfused != PACKED;
@@ -97,7 +97,7 @@ static ix carve_task(const Params *p, const Format *f, char *scratch, Task *t) {
     return padded(at - scratch);
 }
 
-/* The same for what gradients need beside that. */
+/* Sets the arrays of gradients in `scratch`; returns their bytes. */
 static ix carve_gradients(const Params *p, const Gradients *g, const Format *f, char *scratch, GradientScratch *b) {
     ix real = f->real, rows = p->block_q, keys = p->width;
     char *at = scratch;

@@ -1,4 +1,4 @@
-/* sizes.h: the sizes of tiles and blocks, each with its measurement (float32 on AVX-512 unless it says otherwise). */
+/* sizes.h: the sizes of tiles and blocks, each with its measurement (float32 on AVX-512 unless stated). */
 #ifndef ATTNC_SIZES_H
 #define ATTNC_SIZES_H
 
@@ -6,34 +6,34 @@
 
 enum {
     GROUP_ROWS = 6,                      /* rows of a register tile: 6 x 4 vectors fill the 32 registers of AVX-512 */
-    IN_PLACE_ROWS = 16,                  /* up to here rows of a kv head read keys and values in place, as one group */
+    IN_PLACE_ROWS = 16,                  /* most rows of a kv head that read keys and values in place, as one group */
     IN_PLACE_KEYS = 64,                  /* keys of a step of the weighted sum over values in place */
-    CHAIN = 256,                         /* longest chain of additions of a product: a deep one is a sum of chains,
-                                            because a rounding error grows with the length of its chain */
+    CHAIN = 256,                         /* longest chain of additions: a deeper product is a sum of several chains,
+                                            because rounding errors grow with the length of a chain */
     FUSED_DEPTH = 128,                   /* deepest heads of the fused path: a strip of queries is 8 KB */
-    FUSED_KEYS = 512,                    /* longest kv_len that is fused: 15 % faster than packed at 32 rows, 64: 4 % */
+    FUSED_KEYS = 512,                    /* longest kv_len that is fused: 15 % faster than packed at 32 rows; 64: 4 % */
     PREFETCH_BYTES = 16384               /* distance of prefetches of keys and values in place; 8 KB: 5 % slower */
 };
 
-/* block_k and split_k, and what they follow from, fix the order of sums, so they are constants on every machine. The
- * sizes of a task are free; they are shares of the L2 cache (process.h), which was 1 MB for these figures. */
+/* block_k, split_k and the sizes they follow from fix the reduction order, so they are the same on every machine. The
+ * sizes of a task do not: they are shares of the L2 cache (process.h), which had 1 MB in these measurements. */
 typedef struct {
     ix max_block_k, min_block_k;         /* keys of a block: the most that fit in block_bytes */
     ix block_bytes;                      /* of a block's keys and values: half of L2 */
     ix in_place_block_k;                 /* keys of a block that is read in place, except by strips */
     ix split_k;                          /* keys of a split, where rows are few */
-    ix few_rows;                         /* up to here one task holds all rows, packs for itself, and keys are split */
-    ix block_q;                          /* rows of a task beyond that, */
-    ix task_share;                       /* or as many as have queries and sums in this share (1/64) of L2 */
-    ix keep_share;                       /* share for the scores that a task keeps to turn them into dense weights */
+    ix few_rows;                         /* up to this number one task has all rows and packs; keys are split */
+    ix block_q;                          /* rows of a task beyond few_rows, */
+    ix task_share;                       /* or as many as fit queries and sums into this share (in 64ths) of L2 */
+    ix keep_share;                       /* share for the scores that a task keeps for dense weights */
     ix own_share;                        /* share for rows and block of a task that packs for itself: a head, */
-    ix part_rows;                        /* or a part of it with at least this many rows */
+    ix part_rows;                        /* or a part of a head with at least this number of rows */
 } Sizes;
 
 static const Sizes SIZES = {
     .max_block_k = 512, .min_block_k = 64,
     .block_bytes = 512 * 1024,           /* 256 K: 3 % slower at D = 128 (avx2, base: the same; float64: 2 %) */
-    .in_place_block_k = 1024,            /* 512: 2 % slower, 128: 12 %: memory switches between keys and values */
+    .in_place_block_k = 1024,            /* 512: 2 % slower, 128: 12 %, because reads alternate keys and values */
     .split_k = 1024,
     .few_rows = 64,
     .block_q = 192,                      /* 96: 2 % slower, keys come twice from L3 (float64, D = 128: 5 %); 288: 1 % */
@@ -43,7 +43,7 @@ static const Sizes SIZES = {
     .part_rows = 512,                    /* one head of 1,024 rows: 256 4 % slower, 1024 9 % */
 };
 
-/* Rows of each register tile when n rows are shared evenly by the fewest tiles that hold them. */
+/* Rows per register tile when the fewest possible tiles share n rows evenly. */
 static inline ix rows_of_tile(ix n) { return ceil_div(n, ceil_div(n, GROUP_ROWS)); }
 
 #endif

@@ -20,14 +20,14 @@ typedef struct { ix start, stop, position, head; } Row;
 /* Scratch of statistics (requests.h). */
 typedef struct {
     double *surprise, *position, *distance;   /* [row] sums of weight x (log2 weight, key, distance) from row_max */
-    void *scores;                             /* [6][width] copies from before the softmax */
+    void *scores;                             /* [6][width] scores before the softmax */
     double sum_before[GROUP_ROWS];            /* row sums and maxima before the block */
     double max_before[GROUP_ROWS];
     void *heap;                               /* [row][k] largest scores so far, the worst first */
     int32_t *heap_keys;
 
     double *mass, *bin, *visible, *products;  /* [key] of the block; products: [column][key] */
-    ix row_bin, slots;                        /* the bin of rows of `bin`, -1: none; bins of keys of the chunk */
+    ix row_bin, slots;                        /* the row bin that `bin` sums, -1: none; key bins of the chunk */
     double *bins;                             /* [row bin][slot] the chunk's part of the map */
     uint8_t *nan;                             /* [6][width] keys that a NaN row sees */
     double *merged;                           /* [key bin] */
@@ -42,7 +42,7 @@ typedef struct {
     ix block_start, block_stop;          /* blocks of keys that some row may see, in this task's split */
     Lengths lengths;
     Row *row;
-    const char *query, *key, *value;     /* of the batch element; key and value: of the kv head */
+    const char *query, *key, *value;     /* query of the batch element; key and value of the kv head */
     const float *key_scale, *value_scale;
     char *out, *lse, *weights, *scores;
     const char *mask, *block_mask, *key_mask, *bias, *relative, *q_segments, *k_segments;
@@ -51,7 +51,7 @@ typedef struct {
     const void **q_rows;                 /* [row] address of the query */
     void *q;                             /* [row][head_dim] copies */
     void *strips;                        /* [strip][head_dim][strip's rows] copies, for paths with rows in the lanes */
-    void *wide;                          /* [key][head_dim], [key][value_dim] copies of other dtypes, fused */
+    void *wide;                          /* FUSED: [key][head_dim], [key][value_dim] copies of other dtypes */
     void *s;                             /* [group's row][width] scores, then weights; kept: [group][block] of these */
     uint16_t *pairs;                     /* [group's row][width] weights rounded to bfloat16, for pair products */
     void *o;                             /* [row][value_stride] sum of weighted values */
@@ -59,15 +59,15 @@ typedef struct {
     void *row_max, *alpha, *block_max;   /* [row], [group's row], kept: [block][row] */
     void *peaks;                         /* [group's row][vector] lanewise maxima of the group's scores */
     double *row_sum;
-    void *final_max;                     /* [row] of a second pass: the maximum (or given lse) and the inverse sum */
+    void *final_max;                     /* [row] for a second pass: maximum (or given lse), and inverse of the sum */
     double *inverse;
     Range *kept_part;                    /* [group][block] columns kept */
     void *bias_rows;                     /* [group's row][width] copies */
     const void *bias_row[IN_PLACE_ROWS]; /* address of the bias of a row, from the first key of the part it sees */
     uint8_t *allow;                      /* [group's row][width] */
-    void *line;                          /* one padded row while loading and storing */
-    Packed packed;                       /* where this task packs, if it packs for itself */
-    int uses_nonfinite;                  /* nonfinite_o holds something */
+    void *line;                          /* buffer of one padded row for loads and stores */
+    Packed packed;                       /* the packed block of a task that packs for itself */
+    int uses_nonfinite;                  /* nonfinite_o has been set */
 
     /* the part of the block that the group sees: columns [column, column_stop), computed in whole vectors [from, to) */
     ix column, column_stop, from, to;

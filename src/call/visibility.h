@@ -4,7 +4,7 @@
 
 #include "call/params.h"
 
-enum Visibility { SKIP, PARTIAL, FULL };      /* what a group of rows sees of a block of keys */
+enum Visibility { SKIP, PARTIAL, FULL };      /* how much of a block of keys a group of rows sees */
 
 /* Positions of one batch element. */
 typedef struct { ix q_length, kv_length, offset; } Lengths;
