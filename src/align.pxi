@@ -1,14 +1,14 @@
-# Alignment: the median filter of the rows of a matrix, the largest sum of a path to each place, and the path back.
+# Alignment by dynamic time warping: median filter of a matrix's rows, largest path sum to each cell, and traceback.
 
 cdef enum:
-    DIAGONAL, SAME_ROW, PREVIOUS_ROW            # how a path reached a place
+    DIAGONAL, SAME_ROW, PREVIOUS_ROW            # how a path reached a cell
 
 
 def align_rows(block, line, window, sums, moves, bint first):
-    """Sums and uint8 moves of some rows of a float64 matrix, the first ones if `first`; all arrays are contiguous.
+    """Compute path sums and uint8 moves of a block of rows of a float64 matrix; `first`: it begins with row 0.
 
-    `sums` has those of the row before the block, and receives those of its last row. `line` is space for a row and
-    `window` for the elements of the median filter, of which 1 is no filter.
+    All arrays are contiguous. `sums` has the sums of the row before the block and receives those of its last row.
+    `line` is scratch for a row, `window` for the elements of the median filter; a window of 1 is no filter.
     """
     cdef Py_buffer views[5]
     cdef const double* x
@@ -29,7 +29,7 @@ def align_rows(block, line, window, sums, moves, bint first):
 
 
 def align_path(moves, rows, columns):
-    """Write the path to the last place at the ends of two int64 arrays; returns where it starts in them."""
+    """Write the path to the last cell to the ends of two int64 arrays; returns its first index in them."""
     cdef Py_buffer views[3]
     cdef Py_ssize_t i, j, n, at
     cdef int held = 0
@@ -52,7 +52,7 @@ def align_path(moves, rows, columns):
 
 
 cdef void filter_row(const double* x, double* y, Py_ssize_t n, double* window, Py_ssize_t width) noexcept nogil:
-    """Medians of `width` elements, beyond both ends reflected ones; `window` holds them in order."""
+    """Median filter of `width` elements, reflected at both ends; `window` keeps them sorted."""
     cdef Py_ssize_t j, k, half = width // 2
     cdef double old, new
     for j in range(width):
@@ -82,7 +82,7 @@ cdef Py_ssize_t reflected(Py_ssize_t j, Py_ssize_t n) noexcept nogil:
 
 
 cdef void align_row(const double* x, double* sums, unsigned char* moves, Py_ssize_t n, bint first) noexcept nogil:
-    """The sums of a row from those of the row before; a tie prefers the diagonal, then the same row."""
+    """Update the path sums of the row before to this row's; a tie prefers the diagonal, then the same row."""
     cdef double diagonal = sums[0], above, best, before = x[0] if first else sums[0] + x[0]
     cdef Py_ssize_t j
     cdef int stays

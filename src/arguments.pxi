@@ -1,4 +1,4 @@
-# Arguments of the entry points: attnc's checked arguments and arrays, read by name, to Params.
+# Arguments of the entry points: converts attnc's checked arguments and arrays to Params.
 
 cdef enum:                          # trailing axes of an array
     HEAD = 1
@@ -7,9 +7,9 @@ cdef enum:                          # trailing axes of an array
     ALL_AXES = HEAD | ROW | COL
 
 cdef enum:
-    ARRAYS = 48                     # at most, of one call
+    ARRAYS = 48                     # most arrays of a call
 
-cdef enum:                          # NumPy's own numbers of dtypes, part of its binary interface
+cdef enum:                          # NumPy's type numbers, part of its ABI
     NUMPY_I8 = 1
     NUMPY_F64 = 12
     NUMPY_F16 = 23
@@ -17,9 +17,9 @@ cdef enum:                          # NumPy's own numbers of dtypes, part of its
 
 
 cdef int open_any(object x, Array* a, Py_buffer* view, int axes, bint writable) except -1:
-    """Open x as an argument; `axes` names its trailing ones (absent or single: stride 0).
+    """Open x as an argument; `axes` names its trailing axes (stride 0 if absent or of length 1).
 
-    The dtypes of bool and int64 are not needed. bfloat16 has no buffer format, so its bits are opened as uint16.
+    Only the floating dtypes and int8 are told apart. bfloat16 has no buffer format, so its bits are opened as uint16.
     """
     cdef int num, dtype = F32
     num = x.dtype.num
@@ -60,7 +60,7 @@ cdef struct Views:
 
 
 cdef int take(Views* views, object x, Array* a, int axes, bint writable=False) except -1:
-    """Open x, or nothing for None, until close_arrays()."""
+    """Open x, if it is not None, until close_arrays()."""
     if x is not None:
         open_any(x, a, &views.view[views.held], axes, writable)
         views.held += 1
@@ -74,7 +74,7 @@ cdef void close_arrays(Views* views):
 
 
 cdef int set_sizes(Params* p, Py_ssize_t* shape, object args) except -1:
-    """Sizes, and the batch axes into `shape`."""
+    """Set the sizes; `shape` receives the batch axes."""
     cdef Py_ssize_t i
     cdef object batch = args.batch
     p.batch.n, p.batch.shape, p.batches = len(batch), shape, 1
@@ -89,7 +89,7 @@ cdef int set_sizes(Params* p, Py_ssize_t* shape, object args) except -1:
 
 
 cdef int open_operands(Params* p, object args, Views* views) except -1:
-    """Query, key and all options of attention."""
+    """Open query, key and all options of attention."""
     cdef object window = args.window, q_offset = args.q_offset, softcap = args.softcap
     take(views, args.query, &p.query, ALL_AXES)
     take(views, args.key, &p.key, ALL_AXES)
@@ -118,7 +118,7 @@ cdef int open_operands(Params* p, object args, Views* views) except -1:
 
 
 cdef int open_packed(Params* p, object q_starts, object k_starts, Views* views) except -1:
-    """Where packed sequences start, in the arrays that are packed."""
+    """Set the first rows of packed sequences in the arrays that are packed."""
     take(views, q_starts, &p.q_starts, 0)
     take(views, k_starts, &p.k_starts, 0)
     p.query.starts = p.out.starts = p.lse.starts = <const int64_t*> p.q_starts.data

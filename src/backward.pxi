@@ -1,21 +1,21 @@
 # Gradients, and products with the relevance: which blocks of rows and keys a task takes.
 #
-# One pass over a kv head needs five products for a block of rows and of keys and keeps one thread busy. Two passes, one
-# for the rows and one for the keys, need seven and have as many tasks as there are blocks. The sums are the same, in
-# the same order: the blocks count from row 0 and key 0, and their sizes follow from depths, rows and dtype alone (rule
-# 21 of the semantics), so the choice may depend on heads and threads.
+# One pass over a kv head takes five products per block of rows and keys, all on one thread. Two passes, over the rows
+# and over the keys, take seven, and have a task per block. Both sum in the same order: blocks count from row 0 and
+# key 0, and their sizes follow from depths, rows and dtype alone (rule 21 of the semantics), so the choice may depend
+# on heads and threads.
 
 cdef enum:
-    GRADIENT_ROWS = 96             # rows of a block: sums of keys move once for each (48, 192: 4 % slower)
-    GRADIENT_BYTES = 768 * 1024    # of keys and values of a block, packed and as sums (384 K: 8 % slower at D = 128)
+    GRADIENT_ROWS = 96             # rows of a block, each of which reads and writes dK and dV (48, 192: 4 % slower)
+    GRADIENT_BYTES = 768 * 1024    # a block's packed keys and values, dK and dV (384 K: 8 % slower at head_dim 128)
     MAX_GRADIENT_KEYS = 256
-    ROW_BLOCKS = 4                 # blocks of rows for which a task of the pass over rows packs its keys
+    ROW_BLOCKS = 4                 # blocks of rows that share a task's packed keys in the pass over rows
 
 
 cdef int open_gradients(Call* call, Gradients* g, object grad_output, object output, object grad_lse, object delta,
                         object query, object key, object value, object bias, object relative, int relevance,
                         object row_factors, object key_factors, Views* views) except -1:
-    """What gradients are computed from, and those that are wanted; or the X of products with the relevance."""
+    """Open the inputs and the wanted gradients, or the X of products with the relevance."""
     memset(g, 0, sizeof(Gradients))
     call.gradients = g
     take(views, grad_output, &g.grad_out, ALL_AXES)
@@ -39,7 +39,7 @@ cdef int open_gradients(Call* call, Gradients* g, object grad_output, object out
 
 
 cdef void divide_backward(Call* call) noexcept nogil:
-    """Block sizes, and the parts of the scratch memory."""
+    """Set block sizes and lay out the scratch."""
     cdef Params* p = &call.p
     cdef Gradients* g = call.gradients
     cdef const Format* f = call.format
@@ -74,7 +74,7 @@ cdef void divide_backward(Call* call) noexcept nogil:
 
 
 cdef bint one_pass(const Call* call) noexcept nogil:
-    """Whether five products a head, on as many threads as there are heads, take less than seven on all threads."""
+    """Whether five products per head, each head on one thread, take less time than seven on all threads."""
     cdef const Params* p = &call.p
     cdef const Gradients* g = call.gradients
     cdef Py_ssize_t heads = p.batches * p.kv_heads
@@ -96,7 +96,7 @@ cdef void compute_backward(Call* call) noexcept nogil:
         if g.key.data != NULL or g.value.data != NULL:
             run(call, keys_of_head_step, heads * p.k_blocks)
     if g.bias.data != NULL:
-        # Query heads of a group that share a bias may meet the same row of it in two blocks.
+        # Query heads that share a bias may reach the same row of it from two blocks.
         g.bias_rows = p.q_blocks if g.bias.row != 0 and (p.heads_per_kv == 1 or g.bias.head != 0) else 1
         g.bias_keys = p.k_blocks if g.bias_rows == 1 and g.bias.col != 0 else 1
         add_to_bias(call)
@@ -127,7 +127,7 @@ cdef void heads_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
 
 
 cdef void rows_of_head_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
-    """A few blocks of rows against all keys; the last ones first: causal ones are longest."""
+    """A few blocks of rows against all keys; the last come first, because causal ones are longest."""
     cdef Py_ssize_t tasks = call.gradients.row_tasks, blocks = call.gradients.accumulators
     cdef Py_ssize_t first = (tasks - 1 - i % tasks) * blocks
     cdef Range rows = Range(first, ix_min(first + blocks, call.p.q_blocks))
@@ -142,7 +142,7 @@ cdef void keys_of_head_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
 
 
 cdef void bias_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
-    """Elements of the bias that no other task has, and in order all heads and batch elements that share them."""
+    """Add to bias elements that no other task has, over all heads and batch elements that share them, in order."""
     cdef Params* p = &call.p
     cdef Gradients* g = call.gradients
     cdef Py_ssize_t key_block = i % g.bias_keys, row_block = i // g.bias_keys % g.bias_rows
@@ -162,7 +162,7 @@ cdef void bias_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
 
 
 cdef Py_ssize_t batches_sharing(const Array* a, const Batch* batch, Py_ssize_t b) noexcept nogil:
-    """How many batch elements have the part of a that b has, or 0 where b is not the first of them."""
+    """Number of batch elements that share b's part of a, or 0 if b is not the first of them."""
     cdef Py_ssize_t d, k = a.n_batch - 1, sharing = 1
     for d in range(batch.n - 1, -1, -1):
         if k < 0 or a.shape[k] == 1:

@@ -1,8 +1,8 @@
-# Attention, scores, weights and weighted sum: rounds of kv heads, and what task i of a round is.
+# Attention, scores, weights and weighted sum: rounds of kv heads, and the work of task i of a round.
 
 
 cdef void compute_forward(Call* call) noexcept nogil:
-    """All rounds of kv heads; a round holds as many as fit the memory for packed keys or states."""
+    """Run all rounds; a round has as many kv heads as fit the memory for packed keys or states."""
     cdef Params* p = &call.p
     cdef Py_ssize_t heads = p.batches * p.kv_heads
     call.packed = call.scratch + p.scratch_bytes * p.n_threads
@@ -33,7 +33,7 @@ cdef void compute_forward(Call* call) noexcept nogil:
 
 
 cdef void pack_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
-    """The keys or the values of a block: two threads share three blocks without one waiting."""
+    """Pack the keys or the values of a block; as separate tasks, two threads share three blocks evenly."""
     cdef Py_ssize_t block = i // 2 % call.p.k_blocks
     cdef Packed kv = packed_at(&call.p, call.format, call.packed + i // 2 * call.p.pack_bytes)
     if i % 2:
@@ -45,7 +45,7 @@ cdef void pack_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
 
 
 cdef void attend_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
-    """One query block against all its keys; the last block of a head comes first: causal ones are longest there."""
+    """One query block against all its keys; a head's last block comes first, because causal ones are longest there."""
     open_task(&call.p, t, call.first_head + i // call.p.q_blocks, call.p.q_blocks - 1 - i % call.p.q_blocks, 0)
     call.kernels.attend(call, t)
 
@@ -55,7 +55,7 @@ cdef Py_ssize_t splits_of_round(const Call* call) noexcept nogil:
 
 
 cdef char* states_of(Call* call, Py_ssize_t head) noexcept nogil:
-    """The states of a head of this round: first the sum of the rounds of splits before, then one for each split."""
+    """The states of a head of this round: first the merged state of earlier rounds, then one for each split."""
     return call.states + head * (call.round_splits + 1) * call.p.rows * call.p.state_bytes
 
 
@@ -67,7 +67,7 @@ cdef void split_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
 
 
 cdef void merge_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
-    """A head's states of this round, after the sum of the rounds before."""
+    """Merge a head's states of this round into the state of earlier rounds."""
     cdef Py_ssize_t splits = splits_of_round(call)
     open_task(&call.p, t, call.first_head + i, 0, 0)
     call.kernels.merge(call, t, states_of(call, i), 1 if call.first_split == 0 else 0, splits,

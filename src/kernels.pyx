@@ -1,4 +1,4 @@
-"""The entry points of one module: arrays to Params, one scratch allocation, the loops without the GIL."""
+"""Entry points of a kernel module: convert arrays to Params, allocate scratch once, run the loops without the GIL."""
 
 cimport cython
 from cpython.buffer cimport PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer
@@ -31,19 +31,19 @@ def compute(str mode, args, int threads, bint explicit, request=None, progress=N
             row_factors=None, key_factors=None):
     """Run one call for checked arguments, and return its Plan.
 
-    `mode` says what is computed, into the arrays that are given:
+    `mode` is what to compute into the arrays that are not None:
 
     attend             output, lse and weights; with a RowRequest (attnc/_call.py) statistics of rows
-    scores             of every place
-    weights_under_lse  of every place, under the lse of each row; or under the `norm` that statistics of rows wrote
+    scores             dense scores
+    weights_under_lse  dense weights under the lse of each row, or under the `norm` that statistics of rows wrote
     weighted_sum       output from weights; `args` has no query and key
-    key_statistics     those of a KeyRequest
+    key_statistics     the statistics of a KeyRequest
     backward           delta of each row and the gradients d_query, d_key and d_value, and adds to d_bias and
                        d_relative_bias; `norm` replaces the lse of rows whose inverse sum in it is above 0. With
                        `relevance` (1: signed, 2: positive) no delta: d_query is the relevance times `key_factors`,
                        d_key its transpose times `row_factors`
 
-    `value_scale` has the factors of int8 values; `q_starts` and `k_starts` say where packed sequences start;
+    `value_scale` has the factors of int8 values; `q_starts` and `k_starts` are the first rows of packed sequences;
     `progress` is a function of (done, total). For `threads` see enter_threads().
     """
     cdef Call call
@@ -73,14 +73,14 @@ def compute(str mode, args, int threads, bint explicit, request=None, progress=N
             open_gradients(&call, &gradients, grad_output, output, grad_lse, delta, d_query, d_key, d_value,
                            d_bias, d_relative_bias, relevance, row_factors, key_factors, &views)
             prepare(&call, m)
-            gradients.value_dim, p.value_dim = p.value_dim, 0        # the scores have nothing to do with values
+            gradients.value_dim, p.value_dim = p.value_dim, 0        # the scores of this call use no values
             start(&call, divide_backward, compute_backward, threads, explicit)
         elif m == KEY_STATISTICS:
             request_keys(&p.key_request, request, &views)
             prepare(&call, m)
             start(&call, divide_keys, compute_key_statistics, threads, explicit)
         else:
-            # The states of few rows hold no statistics, so these take a second pass.
+            # The states of splits hold no statistics, so few rows take a second pass for them.
             if request is not None and p.out.data != NULL and p.rows <= SIZES.few_rows:
                 prepare(&call, m)
                 start(&call, divide, compute_forward, threads, explicit)
@@ -99,9 +99,9 @@ include "fast_entry.pxi"
 
 
 def softmax(tuple arrays, tuple shape_of_x, int type, bint logarithm, int threads, bint explicit):
-    """Rows are the last axis of x, out, where (bool or None) and y, all of that shape.
+    """Softmax along the last axis; `arrays` are x, out, where (bool or None) and y (or None), of one shape.
 
-    With y, the result of an earlier call: x is its gradient, and out receives the gradient of what y was computed from.
+    With y, the result of an earlier call, x is the gradient of y, and out receives the gradient of y's input.
     """
     cdef RowCall call
     cdef RowOp* op = &call.op
@@ -126,15 +126,15 @@ def softmax(tuple arrays, tuple shape_of_x, int type, bint logarithm, int thread
 
 
 def multiply_pairs(bint on):
-    """Whether bfloat16 is multiplied in pairs, in a module that can: `avx512bf16` instead of `avx512`."""
+    """Multiply bfloat16 in pairs or not: makes the module that both share `avx512bf16` or `avx512`."""
     use_bf16_dot(on)
 
 
 def threads_now():
-    """What OpenMP would use for a call from this thread now."""
+    """Number of threads that OpenMP would use for a call from this thread now."""
     return default_threads()
 
 
 def openmp():
-    """The date of the OpenMP version the kernels are built with (yyyymm), 0 for none."""
+    """Date (yyyymm) of the OpenMP version that the kernels are built with, 0 without OpenMP."""
     return openmp_version()

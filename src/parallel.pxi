@@ -8,9 +8,9 @@ cdef enum:
 
 
 cdef int start(Call* call, Phase divide_call, Phase compute_call, int threads, bint explicit) except -1:
-    """Divide the call, allocate, compute, free; a KeyboardInterrupt (or what a handler raised) comes through here.
+    """Divide the call, allocate, compute, free; raises KeyboardInterrupt, or what another signal handler raised.
 
-    A call that is too short to be shared keeps the GIL: releasing it takes longer than computing.
+    A call that is too short for several threads keeps the GIL: releasing it takes longer than computing.
     """
     cdef int taken
     cdef bint shared = worth_threads(&call.p)
@@ -42,7 +42,7 @@ cdef int start(Call* call, Phase divide_call, Phase compute_call, int threads, b
 
 
 cdef void run(Call* call, Step step, Py_ssize_t n, Py_ssize_t together=1) noexcept nogil:
-    """Tasks 0 .. n in order, `together` at a time, to the next free thread. They write disjoint memory: no lock."""
+    """Give tasks 0 .. n in order, `together` at a time, to free threads. Tasks write disjoint memory: no lock."""
     cdef Py_ssize_t i, shares = ceil_div(n, together)
     cdef int threads = possible_threads(<int> ix_min(call.p.n_threads, shares))
     if threads == 1:                # a parallel region of one thread would cost a microsecond
@@ -66,7 +66,7 @@ cdef void run_tasks(Call* call, Step step, Py_ssize_t first, Py_ssize_t stop, in
     task.thread = thread
     s, packed = task.s, task.packed
     for i in range(first, stop):
-        task.s, task.packed = s, packed         # which a step may have pointed elsewhere
+        task.s, task.packed = s, packed         # a step may have changed them
         step(call, i, &task)
     fp_leave(state)
     add_atomically(&call.done, stop - first)

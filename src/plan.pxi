@@ -1,8 +1,8 @@
-# How a call is cut: blocks, splits, rounds of kv heads, and the scratch they need.
+# How a call is divided: blocks, splits, rounds of kv heads, and the scratch they need.
 #
 # Rule 21 of the semantics: a row's bits may depend on the path (call/path.h) and on block_k and split_k, which count
 # from key 0 and follow from depths, dtype and the number of rows of a kv head. block_q, rounds, sharing and threads
-# only decide who computes what.
+# only decide which thread computes what.
 
 cdef enum:
     # Gap between the scratch of two threads, wider than the hardware prefetcher reaches behind strided accesses (32 KB
@@ -10,15 +10,15 @@ cdef enum:
     SCRATCH_GAP = 64 * 1024
     SHARED_BYTES = 16 * 1024 * 1024  # keys and values of a round; above 32 MB the C library maps new pages each call
     STATE_BYTES = 16 * 1024 * 1024
-    # FLOP that two threads share: 0.66 M take 8.1 microseconds on one and 7.0 on two whose pool is awake, 2.4 M 16.3
-    # and 11.3, 4.7 M 29.5 and 18.2; the border is above the break-even because a sleeping pool has to be woken first.
+    # FLOP from which threads share a call. Microseconds on one thread and on two of an awake pool: 0.66 M 8.1 and 7.0,
+    # 2.4 M 16.3 and 11.3, 4.7 M 29.5 and 18.2. The border is above the break-even, because a sleeping pool wakes first.
     MIN_PARALLEL_WORK = 2000000
-    TASK_WORK = 4000000              # FLOP of small heads that are one task: 15 microseconds
-    ROW_STATE = 64                   # bytes that a task keeps of a row beside its query and sums
+    TASK_WORK = 4000000              # FLOP of a task of several small heads: 15 microseconds
+    ROW_STATE = 64                   # bytes per row of a task beside query and sums
 
 
 cdef void prepare(Call* call, int mode) noexcept nogil:
-    """What follows from the options alone: the units of scores, the kernels and the path."""
+    """Set what follows from the options alone: the units of scores, the kernels and the path."""
     cdef Params* p = &call.p
     cdef double magnitude = p.scale if p.scale >= 0 else -p.scale
     p.mode = mode
@@ -45,7 +45,7 @@ cdef void prepare(Call* call, int mode) noexcept nogil:
 
 
 cdef void divide(Call* call) noexcept nogil:
-    """Block sizes, the parts of the scratch memory and their bytes."""
+    """Set block sizes, and lay out the scratch and count its bytes."""
     cdef Params* p = &call.p
     cdef const Format* f = call.format
     cdef Py_ssize_t heads = p.batches * p.kv_heads, per_head, kept_rows = 0
@@ -55,15 +55,15 @@ cdef void divide(Call* call) noexcept nogil:
     p.k_blocks = ceil_div(p.kv_len, p.block_k)
     p.width = ix_min(p.block_k, round_up(p.kv_len, f.panel))
     if p.unfused == STRIPS:
-        p.width += f.panel                 # rows a power of two apart would share lines of L1
+        p.width += f.panel                 # rows a power of two apart would share sets of L1
     p.pack_bytes = packed_bytes(p, f)
     p.split_k = p.k_blocks if p.rows > SIZES.few_rows or for_statistics(p) else SIZES.split_k // p.block_k
     p.splits = ix_max(1, ceil_div(p.k_blocks, p.split_k)) if p.k_blocks else 1
     p.parts = parts_of_head(p, f) if p.rows > SIZES.few_rows else 0
     p.shared = p.rows > SIZES.few_rows and not p.parts
     if p.mode == ATTEND and p.weights.data != NULL and p.splits == 1 and p.k_blocks:
-        # Few enough rows a task that all its scores stay in L2 until the row sums are known, if that is two groups.
-        # With a single block of keys a group is closed before the next one begins: one part, in L1.
+        # A task has few enough rows to keep their scores in L2 until the row sums are known, if two groups of rows fit.
+        # With a single block of keys each group ends before the next one begins: one part, in L1.
         kept_rows = share_of_l2(SIZES.keep_share) // (p.k_blocks * p.width * f.real) // GROUP_ROWS * GROUP_ROWS
         if p.k_blocks == 1:
             p.kept_scores, kept_rows = 1, p.rows
@@ -109,13 +109,13 @@ cdef void set_strides(Call* call) noexcept nogil:
 
 
 cdef bint worth_threads(const Params* p) noexcept nogil:
-    """Whether the call is long enough to share: its products; packing the keys counts as eight more rows."""
+    """Whether the products are worth several threads; packing the keys counts as eight more rows."""
     cdef double work = 2.0 * (p.head_dim + p.value_dim) * p.kv_len * (p.rows + 8) * p.batches * p.kv_heads
     return work >= MIN_PARALLEL_WORK
 
 
 cdef Py_ssize_t heads_of_task(const Params* p) noexcept nogil:
-    """How many small heads are one task: TASK_WORK, if that leaves four tasks a thread."""
+    """Number of small heads per task: TASK_WORK, if that leaves four tasks per thread."""
     cdef Py_ssize_t heads = p.batches * p.kv_heads, even = heads if p.n_threads == 1 else heads // (4 * p.n_threads)
     cdef double work = 2.0 * (p.head_dim + p.value_dim) * p.kv_len * p.rows
     if p.q_blocks > 1 or p.shared or work > TASK_WORK:
@@ -124,11 +124,11 @@ cdef Py_ssize_t heads_of_task(const Params* p) noexcept nogil:
 
 
 cdef Py_ssize_t parts_of_head(const Params* p, const Format* f) noexcept nogil:
-    """Into how many tasks that pack for themselves a kv head is cut, or 0 where its keys are packed once for all.
+    """Number of tasks of a kv head, each of which packs for itself, or 0 if its keys are packed once for all tasks.
 
-    One task takes a head whose rows fit in L2 beside a block of keys (sums of nonfinite values are not touched as a
-    rule), if the heads divide among the threads without leaving one idle for long; else each takes an equal part, if
-    the parts are still long enough for the cost of packing.
+    A head whose rows fit in L2 beside a block of keys (without the rarely used sums of nonfinite values) is one task,
+    if the heads divide evenly enough among the threads; else it is equal parts, if these are long enough to repay
+    packing.
     """
     cdef Py_ssize_t heads = p.batches * p.kv_heads, threads = p.n_threads, parts = 1
     cdef Py_ssize_t row = ix_max(((p.depth_stride if p.copy_queries else 0) + p.value_stride) * f.real, ROW_STATE)
@@ -157,7 +157,7 @@ cdef bint must_copy_queries(const Params* p, const Format* f) noexcept nogil:
 
 
 cdef Py_ssize_t rows_of_task(const Call* call) noexcept nogil:
-    """SIZES.block_q, or less if heads are deep or a thread would have fewer than four tasks; whole register tiles."""
+    """SIZES.block_q, or fewer if heads are deep or a thread would have fewer than four tasks; whole register tiles."""
     cdef const Params* p = &call.p
     cdef Py_ssize_t heads = p.batches * p.kv_heads
     cdef Py_ssize_t even = round_up(ceil_div(p.rows * heads, 4 * p.n_threads), GROUP_ROWS)
@@ -169,7 +169,7 @@ cdef Py_ssize_t rows_of_task(const Call* call) noexcept nogil:
 
 
 cdef void balance_blocks(Call* call) noexcept nogil:
-    """Query blocks of a head, of at most block_q rows: if a round's heads do not divide by threads, tasks do."""
+    """Set query blocks of at most block_q rows, so that a round's tasks divide by threads if its heads do not."""
     cdef Params* p = &call.p
     cdef Py_ssize_t groups = ceil_div(p.rows, GROUP_ROWS), threads = p.n_threads, common_multiple = threads
     p.q_blocks = ceil_div(p.rows, p.block_q)
@@ -182,7 +182,7 @@ cdef void balance_blocks(Call* call) noexcept nogil:
 
 @cython.auto_pickle(False)
 cdef class Plan:
-    """How a call was cut: its path, and what its tasks shared."""
+    """How a call was divided: its path, the sizes of its blocks, and what its tasks shared."""
 
     cdef readonly str path
     cdef readonly bint shared, kept_scores

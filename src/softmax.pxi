@@ -2,13 +2,14 @@
 
 cdef enum:
     ROW_TASK = 65536                   # elements of a task, about 10 microseconds of work
-    MIN_PARALLEL_ELEMENTS = 65536      # of a call that takes more than one thread: 14 microseconds on one
-    OWN_TASKS = 4                      # tasks a thread, up to which each call gives a thread the rows in its cache
-    GROUP_BYTES = 1024 * 1024          # buffer of a group of columns, unless it has the fewest vectors
-    MIN_COLUMN_VECTORS = 4             # however long the rows: (8192, 4096) along axis 0 takes twice as long with two
+    MIN_PARALLEL_ELEMENTS = 65536      # elements from which threads share a call: 14 microseconds on one thread
+    OWN_TASKS = 4                      # most tasks per thread with static order: a thread gets the rows in its cache
+    GROUP_BYTES = 1024 * 1024          # largest buffer of a group of columns with more than the fewest vectors
+    MIN_COLUMN_VECTORS = 4             # even for long rows: (8192, 4096) along axis 0 takes twice as long with two
     STREAM_BYTES = 32 * 1024 * 1024    # input and output of a call, above which output takes non-temporal stores
-    # Contiguous bytes of a slice for each thread, in cache: prefetches behind strided writes take lines from the other
-    # thread. Along axis 0 (1024, 128) takes 57 microseconds on two threads, 35 on one; (1024, 512) 222 and 162.
+    # Fewest contiguous bytes of a slice per thread, in cache: the hardware prefetches after strided writes take lines
+    # from the other thread. Along axis 0 (1024, 128) takes 57 microseconds on two threads, 35 on one; (1024, 512) 222
+    # and 162.
     OWN_BYTES = 2048
 
 
@@ -17,7 +18,7 @@ cdef Py_ssize_t size_of(RowOp* op) noexcept nogil:
 
 
 cdef Py_ssize_t lead_of(RowOp* op) noexcept nogil:
-    """Columns before the first one whose output begins a cache line, if it does so in every line; else 0."""
+    """Columns before the first whose output begins a cache line, if it does so at every element of its row; else 0."""
     cdef Py_ssize_t past = <Py_ssize_t> op.out.data & 63
     return (64 - past) // size_of(op) if past and past % size_of(op) == 0 and op.out.col % 64 == 0 else 0
 
@@ -34,7 +35,7 @@ cdef Py_ssize_t columns_of(RowOp* op) noexcept nogil:
 
 
 cdef void divide_rows(RowCall* call, int threads) noexcept nogil:
-    """Set the pieces (rows or groups of columns), the pieces of a task, and the scratch of a thread."""
+    """Set the number of pieces (rows or groups of columns), pieces per task, and the scratch per thread."""
     cdef RowOp* op = &call.op
     cdef Py_ssize_t real = FORMATS[op.type].real, lanes = FORMATS[op.type].lanes
     cdef Py_ssize_t kept = op.n if op.n * real <= ROW_KEPT else ROW_CHUNK // real, slices, groups

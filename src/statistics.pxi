@@ -7,9 +7,9 @@ cdef enum:
     MIN_KEY_BLOCK = 128          # for short kv_len, so that several threads have a block
     KEY_BLOCK_BYTES = 256 * 1024
     MAX_CHUNKS = 32               # chunks of the keys of a map, each with its own sums for every bin of rows
-    WALK_ROWS = 192                # rows that a walk opens at a time
+    WALK_ROWS = 192                # rows of a step of a walk
     HEAP_BYTES = 512 * 1024        # heaps of the largest scores of a task's rows
-    BIN_BYTES = 16 * 1024 * 1024   # parts of maps of a round of kv heads
+    BIN_BYTES = 16 * 1024 * 1024   # partial maps of a round of kv heads
 
 
 cdef Py_ssize_t rows_of_heap(const Call* call) noexcept nogil:
@@ -51,7 +51,7 @@ cdef void divide_keys(Call* call) noexcept nogil:
 
 
 cdef void compute_key_statistics(Call* call) noexcept nogil:
-    """Compute all rounds of kv heads; a round has as many heads as have parts of maps in BIN_BYTES."""
+    """Compute all rounds; a round has as many kv heads as have partial maps in BIN_BYTES."""
     cdef Params* p = &call.p
     cdef Py_ssize_t heads = p.batches * p.kv_heads
     call.bins = <double*> (call.scratch + p.scratch_bytes * p.n_threads)
