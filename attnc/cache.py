@@ -50,6 +50,9 @@ class KVCache(Locked):
         ``max(abs(row)) / 127``, and its entries are rounded to the nearest multiple of it: the error of an entry is at
         most ``max(abs(row)) / 254``. The scale of a key multiplies its score and that of a value its weight, so that
         no row is ever widened in memory.
+    shared : bool
+        Whether the values are the first `value_dim` columns of the keys, which alone are stored then: latents of
+        multi-head latent attention, 576 numbers a token instead of 1,088. An int8 value has the scale of its key.
     window : tuple (left, right), optional
         As in `attention`, with a bounded left: keys up to these distances before and after a row's own position. Token
         ``t`` then lies in row ``t % capacity``: new tokens replace those that no later row can see.
@@ -88,9 +91,9 @@ class KVCache(Locked):
 
     def __init__(
             self, batch: int, kv_heads: int, head_dim: int, value_dim: int | None = None, *, capacity: int,
-            dtype: DTypeLike, window: Window | None = None) -> None:
+            dtype: DTypeLike, window: Window | None = None, shared: bool = False) -> None:
         super().__init__()
-        self._sizes = s = cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window)
+        self._sizes = s = cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window, shared)
         self._allocate()
         self._lengths = np.zeros(s.batch, np.int64)
         self._oldest = np.zeros(s.batch, np.int64)       # the first token whose row no later one has taken
@@ -138,14 +141,14 @@ class KVCache(Locked):
         return sum(x.nbytes for x in self._rows())
 
     def append(
-            self, key: ArrayLike, value: ArrayLike, *, lengths: ArrayLike | None = None, layout: Layout = "bhnd"
-    ) -> None:
+            self, key: ArrayLike, value: ArrayLike | None = None, *, lengths: ArrayLike | None = None,
+            layout: Layout = "bhnd") -> None:
         """Add tokens behind those that are there.
 
         Parameters
         ----------
         key, value : array (batch, kv_heads, tokens, head_dim) and (batch, kv_heads, tokens, value_dim)
-            Rounded to the dtype of the cache.
+            Rounded to the dtype of the cache. With `shared` the key alone.
         lengths : int or int array (batch,), optional
             How many of the tokens count in each batch element; by default all.
         layout : {"bhnd", "bnhd"}
@@ -161,13 +164,14 @@ class KVCache(Locked):
             *given, counts = append_args(key, value, lengths, layout, self._sizes, self._lengths)
             with np.errstate(all="ignore"):
                 stored = [quantized(x) if self._sizes.dtype == np.int8
-                          else (x.astype(self._sizes.dtype, copy=False), None) for x in given]
+                          else (x.astype(self._sizes.dtype, copy=False), None)
+                          for x in (given[:1] if self._sizes.shared else given)]
             ends = self._lengths + counts
             oldest = np.maximum(self._oldest, ends - self._sizes.capacity)
             changes: Changes = [(self._lengths, ..., ends), (self._oldest, ..., oldest)]
             for i, (start, count) in enumerate(zip(self._lengths, counts, strict=True)):
                 places = slice(None), slots(int(start), int(count), self._sizes.capacity)
-                targets = zip(stored, (self._keys, self._values), self._scales, strict=True)
+                targets = zip(stored, (self._keys, self._values), self._scales, strict=not self._sizes.shared)
                 for (rows, scales), target, factors in targets:
                     changes.append((target[i], places, rows[i][:, :count]))
                     if factors is not None and scales is not None:
@@ -410,13 +414,16 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
         """Memory for the rows, and the calls that read them now: a lock held by each, and its thread."""
         s = self._sizes
         rows, scaled = (s.batch, s.kv_heads, s.capacity), s.dtype == np.int8
-        self._keys, self._values = aligned((*rows, s.head_dim), s.dtype), aligned((*rows, s.value_dim), s.dtype)
-        self._scales = tuple(aligned(rows, np.dtype(np.float32)) if scaled else None for _ in range(2))
+        self._keys = aligned((*rows, s.head_dim), s.dtype)
+        self._values = self._keys[..., :s.value_dim] if s.shared else aligned((*rows, s.value_dim), s.dtype)
+        of_keys, of_values = (aligned(rows, np.dtype(np.float32)) if scaled else None for _ in range(2))
+        self._scales = of_keys, of_keys if s.shared else of_values
         self._positions = None
         self._readers: dict[threading.Lock, int] = {}
 
     def _rows(self) -> list[np.ndarray]:
-        return [x for x in (self._keys, self._values, *self._scales, self._positions) if x is not None]
+        stored = (self._keys, self._scales[0]) if self._sizes.shared else (self._keys, self._values, *self._scales)
+        return [x for x in (*stored, self._positions) if x is not None]
 
     def _for_checks(self, query: ArrayLike, layout: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Some rows of keys and values in the axes of `layout`; for int8, arrays of the query's dtype instead."""

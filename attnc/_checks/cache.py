@@ -25,6 +25,7 @@ class CacheSizes:
     capacity: int
     dtype: np.dtype
     window: tuple[int, int | None] | None
+    shared: bool
 
     def shown(self, lengths: np.ndarray) -> str:
         """The arguments of a cache and how many tokens it has, for its repr."""
@@ -33,16 +34,21 @@ class CacheSizes:
         low, high = lengths.min(initial=MAX_SIZE), lengths.max(initial=0)
         tokens = f"{high} tokens" if low >= high else f"{low} to {high} tokens"
         return (f"batch={self.batch}, kv_heads={self.kv_heads}, head_dim={self.head_dim}{value_dim}, "
-                f"capacity={self.capacity}, dtype={self.dtype.name}{window}; {tokens}")
+                f"capacity={self.capacity}, dtype={self.dtype.name}{window}{', shared=True' * self.shared}; {tokens}")
 
 
 def cache_sizes(
         batch: object, kv_heads: object, head_dim: object, value_dim: object, capacity: object, dtype: Any,
-        window: object) -> CacheSizes:
+        window: object, shared: object) -> CacheSizes:
     """The arguments of the constructor."""
     value_dim = head_dim if value_dim is None else value_dim
     sizes = {name: integer(name, size, 0, MAX_SIZE) for name, size in (
         ("batch", batch), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim))}
+    if not isinstance(shared, (bool, np.bool_)):
+        raise TypeError(f"shared must be True or False, got {describe(shared)}")
+    if shared and sizes["value_dim"] > sizes["head_dim"]:
+        raise ValueError(f"value_dim is {sizes['value_dim']} and head_dim {sizes['head_dim']}; wanted at most head_dim "
+                         "where values are the first columns of the keys")
     sizes["capacity"] = integer("capacity", capacity, 1, MAX_SIZE)
     try:
         if dtype is None:       # which NumPy takes for float64
@@ -63,7 +69,7 @@ def cache_sizes(
             raise ValueError(f"window looks {left} keys back and capacity is {sizes['capacity']}; wanted a capacity of "
                              f"at least {left + 1}, and one more for each further row of a query")
         bounds = left, right
-    return CacheSizes(**sizes, dtype=dtype, window=bounds)
+    return CacheSizes(**sizes, dtype=dtype, window=bounds, shared=bool(shared))
 
 
 def append_args(
@@ -71,7 +77,13 @@ def append_args(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows as (batch, kv_heads, tokens, dim) views, and how many of them count in each batch element."""
     check_choice("layout", layout, LAYOUTS)
-    key, value = float_array("key", key), float_array("value", value)
+    key = float_array("key", key)
+    if sizes.shared:
+        if value is not None:
+            raise TypeError("value was given to a cache whose values are the first columns of its keys; "
+                            "wanted append(key)")
+        value = key[..., :sizes.value_dim]
+    value = float_array("value", value)
     if layout == "bnhd" and key.ndim == value.ndim == 4:
         key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
     for name, x, dim in (("key", key, sizes.head_dim), ("value", value, sizes.value_dim)):

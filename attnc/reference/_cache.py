@@ -45,9 +45,9 @@ class KVCache(Locked):
 
     def __init__(
             self, batch: int, kv_heads: int, head_dim: int, value_dim: int | None = None, *, capacity: int,
-            dtype: DTypeLike, window: Window | None = None) -> None:
+            dtype: DTypeLike, window: Window | None = None, shared: bool = False) -> None:
         super().__init__()
-        self._sizes = s = cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window)
+        self._sizes = s = cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window, shared)
         dtype = np.float64 if s.dtype == np.int8 else s.dtype  # in which a scale times an integer is exact
         self.keys = np.zeros((s.batch, s.kv_heads, s.capacity, s.head_dim), dtype)
         self.values = np.zeros((s.batch, s.kv_heads, s.capacity, s.value_dim), dtype)
@@ -66,7 +66,7 @@ class KVCache(Locked):
         return f"{type(self).__name__}({self._sizes.shown(self.lengths)})"
 
     def append(
-            self, key: ArrayLike, value: ArrayLike, *, lengths: ArrayLike | None = None,
+            self, key: ArrayLike, value: ArrayLike | None = None, *, lengths: ArrayLike | None = None,
             layout: Layout = "bhnd") -> None:
         """Add tokens behind those that are there; `lengths` says how many of them count in each batch element."""
         with self._turn():
@@ -76,9 +76,12 @@ class KVCache(Locked):
             self._positions = _grown(self._positions[..., None], needed)[..., 0]
             for i, (start, count) in enumerate(zip(self.lengths, counts, strict=True)):
                 self._positions[i, :, start:start + count] = self._evicted[i] + np.arange(start, start + count)
+            with np.errstate(all="ignore"):
+                key, value = (_rounded(x) if self._sizes.dtype == np.int8 else x.astype(self.keys.dtype)
+                              for x in (key, value))
+            if self._sizes.shared:
+                value = key[..., :self._sizes.value_dim]
             for x, rows in ((key, self.keys), (value, self.values)):
-                with np.errstate(all="ignore"):
-                    x = _rounded(x) if self._sizes.dtype == np.int8 else x.astype(rows.dtype)
                 for i, (start, count) in enumerate(zip(self.lengths, counts, strict=True)):
                     rows[i, :, start:start + count] = x[i, :, :count]
             self.lengths = self.lengths + counts

@@ -74,7 +74,7 @@ CALLS = {      # what makes the object of a method, and what to call it with
                                                     key_mask=np.ones((1, 3), bool), bias=np.zeros((3, 3)))),
     "AttentionState.result": (state, {}),
     "KVCache": (None, dict(batch=1, kv_heads=2, head_dim=4, value_dim=3, capacity=5, dtype="float16",
-                                    window=(2, 0))),
+                                    window=(2, 0), shared=True)),
     **{f"KVCache.{name}": (cache, None) for name in ("keys", "values", "key_scales", "value_scales", "lengths",
                                                              "positions", "nbytes")},
     "KVCache.append": (cache, dict(key=X[..., :2, :], value=X[..., :2, :], lengths=np.array([1]))),
