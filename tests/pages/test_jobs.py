@@ -13,6 +13,7 @@ JOBS = {    # and the packages without which it cannot run
     "long_document": ("torch",),
     "proteins": ("torch", "transformers", "sapiens"),
     "speech": ("torch", "numba", "tiktoken", "whisper"),
+    "vision": ("torch", "transformers", "sklearn"),
 }
 
 
