@@ -16,7 +16,7 @@ MARKS = {"model": ("<!-- model: made by benchmarks/ring_model.py -->", "<!-- end
 
 def measured() -> str:
     """The table of what was measured."""
-    lines = ["| length | heads | head_dim | | efficiency | messages | overlap |", "|---" * 7 + "|"]
+    lines = ["| length | heads | head_dim | keys seen | efficiency | messages | overlap |", "|---" * 7 + "|"]
     for case in json.loads(RESULT.read_text(encoding="utf-8")):
         kind = "causal, zigzag" if case["causal"] else "full"
         lines.append(f"| {case['length']:,} | {case['heads']} on {case['kv_heads']} | {case['dim']} | {kind} | "

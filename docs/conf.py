@@ -115,6 +115,7 @@ sphinx_gallery_conf = {
     "default_thumb_file": str(HERE / "figures" / "heatmap.png"),
     "matplotlib_animations": False,
     "min_reported_time": 0,
+    "write_computation_times": False,       # each page says its own; the table of all is hard to read in the dark
 }
 
 # Appearance
