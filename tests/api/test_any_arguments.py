@@ -21,11 +21,11 @@ GARBAGE = {
     "bias": [np.ones(3, int), "b", np.ones((7, 1, 1, 1, 1), complex)],
     "relative_bias": [np.ones(3, int), np.ones((4, 1)), 1.0], "causal": [1, "no", None],
     "window": [3, (1,), (-1, 2), "ab", (1.5, 0), True], "q_offset": [1.5, "x", [[1, 2], [3, 4], [5, 6]], 2**60, True],
-    "k_positions": [0, "x", np.ones(900, int), [0.5], [[[[[0]]]]], True],
     "scale": [np.nan, np.inf, "x", [1.0], 1j, True], "softcap": [0, -1.0, np.nan, "x"],
     "alibi_slopes": [np.ones(1000), "x", [1j]], "sinks": [np.ones((2, 2)), "x", {}], "q_segments": [[1], 1, [0.5]],
     "k_segments": [[1], None], "q_lengths": [-1, 10**6, 0.5, "x"], "kv_lengths": [-1, 10**6, [0.5], "x"],
     "layout": ["hnbd", 3, None], "num_threads": [0, -3, 5000, "2", 1.5, True],
+    "k_positions": [0, "x", np.ones(900, int), [0.5], [[[[[0]]]]], True],
 }
 
 
