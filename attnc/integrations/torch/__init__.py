@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 import attnc
 
-from . import _batching, _calls, _tensors  # noqa: F401  registers what torch.vmap does with the operators
+from . import _batching, _calls, _functions, _names, _tensors  # noqa: F401  registers what torch.vmap does with the operators
 from ._capture import capture
 from ._derivatives import Attention, has_tangent
 from ._interception import Interception
@@ -134,7 +134,7 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, want: A
     statistics = {name: _tensors.array(getattr(found, name)) for name in beside}
     result = attnc.AttentionResult(found.output, **{name: getattr(found, name) for name in names}) if names \
         else found.output if beside else found
-    _calls.tell(query, key, value, options, found.output if names or beside else found, statistics)
+    _calls.tell_of(query, key, value, options, found.output if names or beside else found, statistics)
     return result
 
 
@@ -250,7 +250,7 @@ def _stand_in(state: SimpleNamespace) -> Callable[..., torch.Tensor]:
     # Pickled by torch's name, as what it stands for: a copy is whatever that name is where it is read.
     scaled_dot_product_attention.__module__ = functional.__name__
     scaled_dot_product_attention.__qualname__ = scaled_dot_product_attention.__name__
-    _calls.is_seen(scaled_dot_product_attention, _calls.sdpa)
+    _functions.is_seen(scaled_dot_product_attention, _functions.sdpa)
     return scaled_dot_product_attention
 
 
@@ -259,14 +259,14 @@ def _route(state: SimpleNamespace, query: torch.Tensor, key: torch.Tensor, value
     if not state.purposes and not torch.compiler.is_compiling():
         state.put_back()
     tensors = [query, key, value, *([] if attn_mask is None else [attn_mask])]
-    seen = _calls.PURPOSE in state.purposes and not torch.compiler.is_compiling() and _calls.watching()
+    seen = _names.PURPOSE in state.purposes and not torch.compiler.is_compiling() and _calls.watching()
     if seen or ("patch" in state.purposes and all(_tensors.is_plain(x) for x in tensors)):
         # of a mode: plain tensors override nothing
         if not torch.compiler.is_compiling() and has_torch_function(tensors):
             return handle_torch_function(functional.scaled_dot_product_attention, tensors, query, key, value,
                                          attn_mask, *args, **options)
         if seen:
-            return _calls.sdpa(functools.partial(_route, state), query, key, value, attn_mask, *args, **options)
+            return _functions.sdpa(functools.partial(_route, state), query, key, value, attn_mask, *args, **options)
         try:
             return scaled_dot_product_attention(query, key, value, attn_mask, *args, **options)
         except (TypeError, ValueError):
@@ -275,4 +275,4 @@ def _route(state: SimpleNamespace, query: torch.Tensor, key: torch.Tensor, value
 
 
 _INTERCEPTION = Interception(functional, "scaled_dot_product_attention", _stand_in)
-_calls.INTERCEPTIONS.append(_INTERCEPTION)
+_names.INTERCEPTIONS.append(_INTERCEPTION)

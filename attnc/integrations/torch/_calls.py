@@ -2,16 +2,13 @@
 
 A mode of torch's functions sees every call in the thread that runs the model, by whatever name it was imported. torch
 leaves its fused layers when a mode is on, which would change the last bits of the output, so inside of these the mode
-is off and the names that they look up are replaced: here, for as long as someone watches.
+is off and the names that they look up are replaced (`_names`). What a call of each function is, is in `_functions`.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import functools
-import inspect
-import sys
 import threading
 from contextvars import ContextVar
 from types import FunctionType
@@ -19,18 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
-
-from ._interception import Interception
-from ._signature import arguments_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import SimpleNamespace
 
-PURPOSE = "capture"
-_FUSED = (torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)
+SEEN: dict[Any, Callable[..., Any]] = {}        # what is done in place of a function, by the function
 
 
 class Call:
@@ -61,7 +52,6 @@ class Watcher:
 
     def __init__(self, model: torch.nn.Module):
         self.model = model
-        self.names_replaced: list[Interception] = []
         self.names = {id(module): name for name, module in model.named_modules()}
         self.holding = {id(module) for module in model.modules()
                         if any(isinstance(x, torch.nn.MultiheadAttention) for x in module.children())}
@@ -124,22 +114,22 @@ def watching(within_patch: bool = False) -> bool:
     return bool(here.passes) and (not here.busy or (within_patch and bool(here.beside)))
 
 
-def enter(watcher: Watcher) -> None:
+def are_there() -> bool:
+    """Whether there are watchers, in any thread."""
+    return bool(_watchers)
+
+
+def begin(watcher: Watcher) -> None:
     """Let a watcher have the calls of its model from now on."""
     global _watchers
     with _lock:
         _watchers = (*_watchers, watcher)
     _mine.set((*_mine.get(), watcher))
-    watcher.names_replaced = _names()
-    for each in watcher.names_replaced:
-        each.enter(PURPOSE)
 
 
-def leave(watcher: Watcher) -> None:
-    """No more calls for this watcher, whichever thread it was entered from."""
+def end(watcher: Watcher) -> None:
+    """No more calls for this watcher, whichever thread it began in."""
     global _watchers
-    for each in watcher.names_replaced:
-        each.leave(PURPOSE)
     with _lock:
         _watchers = tuple(x for x in _watchers if x is not watcher)
     _mine.set(tuple(x for x in _mine.get() if x is not watcher))
@@ -159,7 +149,7 @@ def _watchers_of(module: torch.nn.Module) -> list[Watcher]:
 class _Mode(TorchFunctionMode):     # type: ignore[misc]    # torch is Any to mypy
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
-        see = _SEEN.get(function)
+        see = SEEN.get(function)
         if see is None and type(function) is FunctionType:
             see = vars(function).get("attnc_sees")
         if see is None or here.busy:
@@ -167,18 +157,18 @@ class _Mode(TorchFunctionMode):     # type: ignore[misc]    # torch is Any to my
         return see(function, *args, **kwargs or {})
 
 
-def _is_on() -> bool:
+def is_on() -> bool:
     stack = torch._C._get_function_stack_at
     return any([isinstance(stack(i), _Mode) for i in range(torch._C._len_torch_function_stack())])
 
 
-def _off() -> contextlib.AbstractContextManager[Any]:
+def off() -> contextlib.AbstractContextManager[Any]:
     """Without the mode, unless there are others: with those torch does not take its fused layers either."""
-    alone = torch._C._len_torch_function_stack() == 1 and _is_on()
+    alone = torch._C._len_torch_function_stack() == 1 and is_on()
     return _pop_mode_temporarily() if alone else contextlib.nullcontext()
 
 
-def _run(theirs: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(theirs: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of a module while there are watchers."""
     if torch._C._current_graph_task_id() != -1:     # what checkpointing computes again was seen before
         return theirs(module, *args, **kwargs)
@@ -193,7 +183,7 @@ def _run(theirs: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, .
         each.modules.append(module)
     try:
         try:
-            if _is_on():
+            if is_on():
                 result = theirs(module, *args, **kwargs)
             else:
                 with _Mode():
@@ -220,12 +210,6 @@ def _calls_compiled(name: str) -> ValueError:
                       "torch.compiler.set_stance(\"force_eager\")")
 
 
-# What is done for each function. The mode is off in them.
-
-class _Arguments(Exception):
-    """The arguments of a call of attention, from a call that was made for them alone."""
-
-
 def busy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A call of which all that it calls is part."""
     before, here.busy = here.busy, True
@@ -235,7 +219,8 @@ def busy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         here.busy = before
 
 
-def _tell(seen: Call, weight: torch.Tensor | None = None) -> None:
+def tell(seen: Call, weight: torch.Tensor | None = None) -> None:
+    """Hand a call to those who watch; `weight` is the projection of a module that did not call its attention."""
     with torch.no_grad():
         for each in list(here.passes):
             if each.modules:
@@ -249,218 +234,10 @@ def beside() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for each in here.passes for name in each.watcher.beside(*each.place())))
 
 
-def tell(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any],
+def tell_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any],
          output: torch.Tensor, statistics: dict[str, np.ndarray]) -> None:
     """A call of attnc's own attention."""
     if here.busy:
         here.statistics = statistics
     else:
-        _tell(Call(query, key, value, options, output, statistics=statistics))
-
-
-def _sdpa_arguments(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-                    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
-                    enable_gqa: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-    with torch.no_grad():
-        return arguments_of(query, key, value, attn_mask, is_causal, scale, enable_gqa)
-
-
-def sdpa(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-    """``scaled_dot_product_attention``."""
-    if here.probe:
-        raise _Arguments(*_refusing(_sdpa_arguments, *args, **kwargs))
-    packed, here.packed = here.packed, None
-    here.beside, here.statistics = beside(), {}
-    try:
-        output = busy(theirs, *args, **kwargs)
-    finally:
-        statistics, here.beside, here.statistics = here.statistics, (), {}
-    query, key, value, options = _refusing(_sdpa_arguments, *args, **kwargs)
-    if args and args[0] is packed:
-        heads = query.shape[1] * query.shape[2]
-        if options.get("bias", options.get("mask", query)).shape[1] > 1:
-            options = {name: x.reshape(len(x), heads, 1, -1) if name in ("mask", "bias") else x
-                       for name, x in options.items()}
-        seen = Call(query.reshape(len(query), heads, 1, -1), key, value, options, output,
-                    lambda grad: grad.reshape(len(grad), heads, 1, -1))
-    else:
-        seen = Call(query, key, value, options, output, statistics=statistics)
-    _tell(seen)
-    return output
-
-
-def _mha(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``multi_head_attention_forward``, which multiplies matrices where it is asked for their weights."""
-    given = _bind(functional_mha, args, kwargs)
-    if not given["need_weights"]:
-        with _off():
-            result: tuple[torch.Tensor, torch.Tensor | None] = theirs(*args, **kwargs)
-            return result
-    output, weights = busy(theirs, *args, **kwargs)
-    here.probe = True
-    try:
-        with _off(), torch.no_grad():
-            theirs(**given | {"need_weights": False, "is_causal": False})
-        raise ValueError("capture cannot see the attention of multi_head_attention_forward: it does not call "
-                         "torch.nn.functional.scaled_dot_product_attention")
-    except _Arguments as found:
-        query, key, value, options = found.args
-    finally:
-        here.probe = False
-
-    def grad_output(grad: torch.Tensor) -> torch.Tensor:
-        grad = grad[:, None] if grad.ndim == 2 else grad        # (q_len, batch, embedding)
-        return (grad @ given["out_proj_weight"]).unflatten(-1, (query.shape[1], -1)).permute(1, 2, 0, 3)
-
-    _tell(Call(query, key, value, options, output, grad_output))
-    return output, weights
-
-
-def _native_mha(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What ``MultiheadAttention`` calls in evaluation."""
-    output = busy(theirs, *args, **kwargs)
-    given = dict(zip(("query", "key", "value", "embed_dim", "num_heads", "weight", "bias", "out_weight", "out_bias",
-                      "mask", "need_weights", "average_attn_weights", "mask_type"), args, strict=False)) | kwargs
-    _fused(given["query"], given, output[0])
-    return output
-
-
-def _native_layer(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-    """What ``TransformerEncoderLayer`` calls in evaluation."""
-    output = busy(theirs, *args, **kwargs)
-    given = dict(zip(("src", "embed_dim", "num_heads", "weight", "bias", "out_weight", "out_bias", "use_gelu",
-                      "norm_first", "eps", "norm_weight", "norm_bias", "norm_weight_2", "norm_bias_2", "ffn_weight_1",
-                      "ffn_bias_1", "ffn_weight_2", "ffn_bias_2", "mask", "mask_type"), args, strict=False)) | kwargs
-    x = given["src"]
-    if given["norm_first"] and not x.is_nested:
-        x = functional.layer_norm(x, (given["embed_dim"],), given["norm_weight"], given["norm_bias"], given["eps"])
-    _fused(x, given, output)
-    return output
-
-
-def _fused(x: torch.Tensor, given: dict[str, Any], output: torch.Tensor) -> None:
-    if x.is_nested:
-        raise ValueError("capture cannot see into nested tensors, which TransformerEncoder makes of a padded batch in "
-                         "evaluation; make it with enable_nested_tensor=False, or set its use_nested_tensor to False")
-    query, key, value = functional.linear(x, given["weight"], given["bias"]).unflatten(
-        -1, (3, given["num_heads"], -1)).permute(2, 0, 3, 1, 4)
-    options: dict[str, Any] = {}
-    if given.get("mask") is not None:       # not 0: hidden, also if it is a number to add
-        mask = given["mask"].to(torch.bool).logical_not()
-        options["key_mask" if given["mask_type"] == 1 else "mask"] = mask
-    _tell(Call(query, key, value, options, output), given["weight"])
-
-
-def _refusing(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Say of what cannot be captured that it was the capture that could not."""
-    try:
-        return function(*args, **kwargs)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"capture cannot see this attention: {error}") from error
-
-
-# The names.
-
-def _bind(signature: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    bound = inspect.signature(signature).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return dict(bound.arguments)
-
-
-functional_mha = functional.multi_head_attention_forward
-_SEEN: dict[Any, Callable[..., Any]] = {
-    torch._C._nn.scaled_dot_product_attention: sdpa, torch.ops.aten.scaled_dot_product_attention: sdpa,
-    torch.ops.aten.scaled_dot_product_attention.default: sdpa, functional_mha: _mha,
-    torch._native_multi_head_attention: _native_mha, torch._transformer_encoder_layer_fwd: _native_layer}
-
-
-def is_seen(function: Any, see: Callable[..., Any]) -> None:
-    """Let the mode take a function for one of those that are seen."""
-    vars(function)["attnc_sees"] = see
-
-
-# What stands in the place of a name does what theirs does unless calls are watched in this thread.
-
-def _stand_in(see: Callable[..., Any], state: SimpleNamespace) -> Callable[..., Any]:
-    @functools.wraps(state.theirs)
-    def ours(*args: Any, **kwargs: Any) -> Any:
-        return see(state.theirs, *args, **kwargs) if _is_watched(state) else state.theirs(*args, **kwargs)
-
-    is_seen(ours, see)
-    return ours
-
-
-def _forward(state: SimpleNamespace) -> Callable[..., Any]:
-    """Of a module that has a fused layer: the mode is off, so that it takes it when it would."""
-    @functools.wraps(state.theirs)
-    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not _is_watched(state):
-            return state.theirs(self, *args, **kwargs)
-        with _off():
-            return state.theirs(self, *args, **kwargs)
-
-    return forward
-
-
-def _call_impl(state: SimpleNamespace) -> Callable[..., Any]:
-    @functools.wraps(state.theirs)
-    def call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not _watchers:
-            return state.theirs(self, *args, **kwargs)
-        return _run(state.theirs, self, args, kwargs)
-
-    return call_impl
-
-
-def _pack(state: SimpleNamespace) -> Callable[..., Any]:
-    @functools.wraps(state.theirs)
-    def pack_gqa(x: torch.Tensor | None, count: int) -> torch.Tensor | None:
-        found: torch.Tensor | None = state.theirs(x, count)
-        if _is_watched(state) and here.packed is None:     # the query comes before mask and bias
-            here.packed = found
-        return found
-
-    return pack_gqa
-
-
-def _uncompiled(state: SimpleNamespace) -> Callable[..., Any]:
-    """What the compiler of torch asks at the call of a compiled function: here it runs as it was written."""
-    @functools.wraps(state.theirs)
-    def callback_from_stance(callback: Any) -> Any:
-        found = state.theirs(callback)
-        if found in (None, False) or not watching():
-            return found
-        here.compiled = True
-        return None
-
-    return callback_from_stance
-
-
-def _is_watched(state: SimpleNamespace) -> bool:
-    if torch.compiler.is_compiling():
-        return False
-    if not state.purposes:
-        state.put_back()
-    return watching()
-
-
-def _names() -> list[Interception]:
-    """The names to be replaced, with those of modules that were not imported at first.
-
-    One is a function of transformers that makes rows of the heads of a single generated token.
-    """
-    for owner, name, make in (("transformers.integrations.sdpa_attention", "pack_gqa", _pack),
-                              ("torch._dynamo.eval_frame", "_callback_from_stance", _uncompiled)):
-        module: Any = sys.modules.get(owner)
-        if hasattr(module, name) and not any(x.owner is module for x in INTERCEPTIONS):
-            INTERCEPTIONS.append(Interception(module, name, make))
-    return list(INTERCEPTIONS)
-
-
-INTERCEPTIONS = [
-    Interception(torch.nn.Module, "_call_impl", _call_impl),
-    *(Interception(each, "forward", _forward) for each in _FUSED),
-    Interception(functional, "multi_head_attention_forward", functools.partial(_stand_in, _mha)),
-    Interception(torch, "_native_multi_head_attention", functools.partial(_stand_in, _native_mha)),
-    Interception(torch, "_transformer_encoder_layer_fwd", functools.partial(_stand_in, _native_layer)),
-]
+        tell(Call(query, key, value, options, output, statistics=statistics))

@@ -12,7 +12,7 @@ import torch
 
 from ... import AttentionWeights
 from ...weights._slices import part, some_heads
-from . import _calls
+from . import _calls, _names
 from ._asked import BESIDE, STATISTICS, Heads, Layer, Place, What, asked, head_list, layer_list, row_slice
 from ._records import AttentionRecord, Records
 from ._tensors import as_array
@@ -83,11 +83,11 @@ def capture(model: torch.nn.Module, what: What = ("topk", "key_mass", "entropy",
     ((1, 2, 5), (1, 5, 5))
     """
     collector = _Collector(model, what, layers, heads, rows, topk, bins)
-    _calls.enter(collector)
+    replaced = _names.enter(collector)
     try:
         yield collector.records
     finally:
-        _calls.leave(collector)
+        _names.leave(collector, replaced)
     collector.check()
 
 
