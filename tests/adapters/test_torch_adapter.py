@@ -14,6 +14,7 @@ from torch.nn import functional  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from attnc.integrations import torch as adapter  # noqa: E402
+from attnc.integrations.torch._operators import ARRAYS  # noqa: E402
 
 sdpa = adapter.scaled_dot_product_attention
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -173,9 +174,10 @@ def test_opcheck(dtype, layout, weights):
     if layout == "bnhd":
         query, key, value = (x.detach().transpose(1, 2).requires_grad_() for x in (query, key, value))
     bias, sinks = torch.zeros(4, 5, 7, requires_grad=True), torch.zeros(4, requires_grad=True)
-    arrays = [torch.rand(5, 7) < 0.8, None, bias, None, None, sinks, None, None, None, torch.tensor([7, 3])]
+    given = {"mask": torch.rand(5, 7) < 0.8, "bias": bias, "sinks": sinks, "kv_lengths": torch.tensor([7, 3])}
+    arrays = [given.get(name) for name in ARRAYS]
     for order in (None, (0, 2, 1, 3)) if layout == "bhnd" else (None,):
-        arguments = query, key, value, *arrays, None, None, True, 3, None, 1, 0.4, None, layout, 2, order, weights
+        arguments = query, key, value, *arrays, True, 3, None, 1, 0.4, None, layout, 2, order, weights
         if order is None or value.shape[-1] == query.shape[-1]:
             torch.library.opcheck(torch.ops.attnc.attention.default, arguments)
 
