@@ -1,7 +1,7 @@
 /* backward.h (template over REAL; after attention/gradients.h, attention/forward.h): the loops of the gradients: blocks
  * of rows against blocks of keys. */
 
-/* Scores of a group, and the products of grad_out and value. Returns 0 if the group sees no key of the block. */
+/* Computes a group's scores and products of grad_out and value; returns 0 if the group sees no key of the block. */
 INLINE int T(gradient_products)(const Params *p, const Gradients *g, Task *t, ix r, ix n, ix block, int want,
                                 int capped, GradientScratch *b) {
     const ix at = r * p->width * (ix)sizeof(REAL);
@@ -20,7 +20,7 @@ INLINE int T(gradient_products)(const Params *p, const Gradients *g, Task *t, ix
     return 1;
 }
 
-/* The algorithm for a block of rows and a block of keys, one line a step. */
+/* The gradients of a block of rows and a block of keys, one line per step. */
 INLINE void T(backward_block)(const Params *p, const Gradients *g, Task *t, ix block, int want, GradientScratch *b,
                               void *d_query) {
     const int capped = p->softcap != 0 && want != WANT_BIAS && !g->relevance;
@@ -47,14 +47,14 @@ INLINE void T(open_gradients)(const Call *call, Task *t, GradientScratch *b) {
     carve_gradients(p, call->gradients, call->format, scratch, b);
 }
 
-/* delta of a block of rows. */
+/* Writes delta of a block of rows. */
 static void T(deltas_task)(Call *call, Task *t) {
     GradientScratch b;
     T(open_gradients)(call, t, &b);
     T(write_deltas)(&call->p, call->gradients, t, &b);
 }
 
-/* The gradients `want` of blocks of rows and blocks of keys of a kv head. */
+/* Computes the gradients in `want` for blocks `rows` of rows and blocks `keys` of keys of a kv head. */
 static void T(gradients_task)(Call *call, Task *t, ix head, Range rows, Range keys, int want) {
     const Params *p = &call->p;
     const Gradients *g = call->gradients;

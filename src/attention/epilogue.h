@@ -1,6 +1,6 @@
 /* epilogue.h (template over REAL; after gemm/rows.h): writes output and lse of rows that have seen all their keys. */
 
-/* The row sum with the sink logit in it, and (if wanted) the lse; both from the maximum in natural units. */
+/* Returns the row sum, relative to the row maximum, with the sink logit; sets *lse if wanted or if there is a sink. */
 static double T(close_row)(const Params *p, const Task *t, ix r, double *lse) {
     double top = (double)P_(row_max)[r] * p->unit, sum = t->row_sum[r];
     int alive = t->row[r].position < t->lengths.q_length;
@@ -14,14 +14,14 @@ static double T(close_row)(const Params *p, const Task *t, ix r, double *lse) {
         *lse = sink;
         return 0;
     }
-    /* 1 where the scale gave inf. */
+    /* Equal maxima may be inf, whose difference is NaN. */
     double larger = sink > top ? sink : top, share = top == larger ? 1 : exp(top - larger);
     double total = sum * share + exp(sink - larger);
     *lse = larger + log(total);
     return top == larger ? total : total * exp(larger - top);
 }
 
-/* Whether rows of the output are whole vectors of REAL, which are written in place. */
+/* Whether output rows are whole vectors of contiguous REAL, so that sums are written there directly. */
 INLINE int T(writes_out_in_place)(const Params *p) {
     return p->out.dtype == NATIVE && p->out.col == (ix)sizeof(REAL) && p->value_dim == p->value_stride;
 }

@@ -1,7 +1,7 @@
-/* finish_scores.h (template over REAL; after attention/mask.h): from products to the scores that enter the softmax:
- * scale, softcap, bias and alibi in this order, then the selection of allowed keys. */
+/* finish_scores.h (template over REAL; after attention/mask.h): turns products into the scores that enter the softmax:
+ * scale, softcap, bias and alibi in this order, then -inf for excluded keys. */
 
-/* Alibi: -slope times the distance, which is exact before it is rounded to REAL. */
+/* Adds -slope times the distance, which is exact in double and then rounded once to REAL. */
 static void T(add_alibi)(const Params *p, const Task *t, ix r, REAL *s) {
     REAL slope;
     ix position = saturating_add(t->row[r].position, t->lengths.offset);
@@ -13,8 +13,8 @@ static void T(add_alibi)(const Params *p, const Task *t, ix r, REAL *s) {
         s[j] += -slope * (REAL)fabs((double)position - (double)(t->first_key + j));
 }
 
-/* The scores of a row in one pass, and their lanewise maximum. With `finish`: scale, softcap and bias (b, from column
- * lo). With `select`: keys that are not allowed become -inf, whatever their product. */
+/* Finishes the scores of a row in one pass; returns their lanewise maximum. `finish`: applies scale, softcap and bias
+ * (b, from column lo). `select`: sets the scores of excluded keys to -inf, even where they are NaN. */
 INLINE VEC T(finish_row)(const int finish, const int select, const Params *p, const Task *t, ix lo, ix hi,
                          const uint8_t *allow, const REAL *b, REAL *s) {
     const VEC never = V(set1)(-INFINITY), scale = V(set1)((REAL)p->scale), cap = V(set1)((REAL)p->softcap);

@@ -10,7 +10,7 @@
 #define STEP_OF(step) T(step)
 #endif
 
-/* The keys and values of a block: shared ones are packed already, a task's own are packed now. */
+/* The packed keys and values of a block; packs them now unless they are shared. */
 INLINE Packed T(packed_block)(Call *call, Task *t, ix block) {
     const Params *p = &call->p;
     ix head = t->batch * p->kv_heads + t->kv_head - call->first_head;
@@ -19,14 +19,14 @@ INLINE Packed T(packed_block)(Call *call, Task *t, ix block) {
     return t->packed;
 }
 
-/* Finished and masked scores of a group and block. */
+/* Computes finished, masked scores of a group and block. */
 STEP void T(scores)(const Params *p, Task *t, ix r, ix n, ix block, Packed kv, enum Visibility visibility) {
     if (p->unfused == PACKED) STEP_OF(scores_packed)(p, t, r, n, kv);
     else STEP_OF(scores_in_place)(p, t, n, block);
     if (!p->raw_scores || visibility == PARTIAL) T(finish_scores)(p, t, r, n);
 }
 
-/* A block that all tasks of a kv head share. */
+/* Packs a block that all tasks of a kv head share. */
 static void T(pack_task)(Call *call, Task *t, ix block, Packed kv) {
     const Params *p = &call->p;
     if (block * p->block_k < t->lengths.kv_length && open_block_of_head(p, t, block)) STEP_OF(pack)(p, t, block, kv);
@@ -34,8 +34,8 @@ static void T(pack_task)(Call *call, Task *t, ix block, Packed kv) {
 
 /* ------------------------------------------------------------------------------------------------------ kept scores */
 
-/* Scores that stay until the row sums are known have a part of scratch for each group and block; a single block needs
- * one part for all groups in turn. */
+/* Scores that are kept until the row sums are known take one part of scratch per group and block; with a single block
+ * all groups use one part in turn. */
 INLINE ix T(kept_part)(const Params *p, ix r, ix block) {
     return p->k_blocks > 1 ? r / p->group_rows * p->k_blocks + block : 0;
 }
@@ -44,7 +44,7 @@ INLINE void T(open_kept)(const Params *p, Task *t, char *kept, ix part) {
     t->s = kept + part * p->group_rows * p->width * (ix)sizeof(REAL);
 }
 
-/* Dense weights of a group from the kept ones; blocks that were not visited are zeros. */
+/* Writes dense weights of a group from the kept ones; blocks that were not visited are zeros. */
 INLINE void T(write_kept)(const Params *p, Task *t, ix r, ix n, char *kept) {
     for (ix block = 0; block < p->k_blocks; block++) {
         ix part = T(kept_part)(p, r, block);
@@ -58,7 +58,7 @@ INLINE void T(write_kept)(const Params *p, Task *t, ix r, ix n, char *kept) {
 
 /* -------------------------------------------------------------------------------------------------------- attention */
 
-/* The algorithm, a line a step, for one block of keys and one group of rows: six, or all that are read in place. */
+/* Attention of one group of rows (six, or all rows in place) over one block of keys, one line per step. */
 INLINE void T(attend_group)(const Params *p, Task *t, ix r, ix n, ix block, Packed kv, char *kept) {
     if (p->mode == WEIGHTED_SUM) {
         T(weighted_sum)(p, t, r, n, block, kv);
@@ -80,12 +80,12 @@ INLINE void T(attend_group)(const Params *p, Task *t, ix r, ix n, ix block, Pack
     else STEP_OF(values_in_place)(p, t, n, block);
 }
 
-/* Write what is wanted of rows that have seen all their keys. */
+/* Writes the results of rows that have seen all their keys. */
 STEP void T(close_group)(Call *call, Task *t, ix r, ix n, char *kept) {
     const Params *p = &call->p;
     if (p->mode == WEIGHTED_SUM)                              /* given weights are not normalised */
         for (ix k = r; k < r + n; k++) t->row_sum[k] = 1;
-    /* Sorting a million keys of a row takes a third of a second. */
+    /* Polls after each row, because sorting a million keys takes a third of a second. */
     for (ix k = r; p->row_request.any && k < r + n; k++) {
         if (p->stop) return;
         T(write_row_statistics)(p, t, k, 1);
@@ -100,7 +100,7 @@ INLINE void T(close_groups)(Call *call, Task *t, char *kept) {
     for (ix r = 0; r < t->rows; r += rows) T(close_group)(call, t, r, ix_min(rows, t->rows - r), kept);
 }
 
-/* The task's rows against its blocks of keys; a group is closed as soon as it has seen its last block. */
+/* Attention of the task's rows over its blocks of keys; closes each group right after its last block. */
 STEP void T(attend_blocks)(Call *call, Task *t) {
     const Params *p = &call->p;
     char *kept = t->s;
@@ -124,25 +124,25 @@ STEP void T(attend_blocks)(Call *call, Task *t) {
     if (t->block_start >= t->block_stop && p->splits == 1) T(close_groups)(call, t, kept);
 }
 
-/* Save row maxima and inverse sums, where a second pass computes the weights again. */
+/* Saves row maxima and inverse sums if a second pass computes the weights. */
 INLINE void T(close_task)(Call *call, Task *t) {
     const Params *p = &call->p;
     if (p->mode == ATTEND && p->weights.data && !p->kept_scores && !p->stop) T(save_row_norms)(p, t, call->row_norms);
 }
 
-/* A query block against all its keys. */
+/* Attention of a query block over all its keys. */
 static void T(attend_task)(Call *call, Task *t) {
     T(attend_blocks)(call, t);
     T(close_task)(call, t);
 }
 
-/* Few rows against one split of the keys: a state to be merged. */
+/* Attention of few rows over one split of the keys; saves the state for merge_task(). */
 static void T(split_task)(Call *call, Task *t, char *state) {
     T(attend_blocks)(call, t);
     T(save_state)(&call->p, t, state);
 }
 
-/* Merge the states first .. last of a kv head in key order; between rounds of splits the first one holds the sum. */
+/* Merges the states first .. last of a kv head in key order; unless `done`, into state 0, for the next round. */
 static void T(merge_task)(Call *call, Task *t, char *states, ix first, ix last, int done) {
     const Params *p = &call->p;
     const ix size = p->rows * p->state_bytes;
@@ -158,7 +158,7 @@ static void T(merge_task)(Call *call, Task *t, char *states, ix first, ix last, 
 
 /* ----------------------------------------------------------------------------------------- dense scores and weights */
 
-/* Every place of the task's rows in one split, block by block, to the array of scores, or of weights. */
+/* Writes dense scores, or weights, of the task's rows over one split, block by block. */
 static void T(dense_task)(Call *call, Task *t, ix split, int weights) {
     const Params *p = &call->p;
     const int under_lse = p->mode == WEIGHTS_UNDER_LSE;
@@ -185,13 +185,13 @@ static void T(dense_task)(Call *call, Task *t, ix split, int weights) {
 
 /* ---------------------------------------------------------------------------------------------- statistics of keys */
 
-/* The parts of the map of a query head of this round. */
+/* The partial maps of a query head of this round. */
 INLINE double *T(bins_of)(const Call *call, ix head, ix member) {
     const KeyRequest *k = &call->p.key_request;
     return call->bins + (head * call->p.heads_per_kv + member) * k->row_bins * k->slot_start[call->chunks];
 }
 
-/* A block of keys against all rows of a query head, in their order. */
+/* Computes statistics of a block of keys over all rows of a query head, in order. */
 INLINE void T(key_statistics_of_head)(Call *call, Task *t, ix block, ix head) {
     const Params *p = &call->p;
     const KeyRequest *k = &p->key_request;
@@ -215,7 +215,7 @@ INLINE void T(key_statistics_of_head)(Call *call, Task *t, ix block, ix head) {
     T(write_key_statistics)(p, t, head, block);
 }
 
-/* One chunk of the keys of a kv head, against all rows of its query heads. */
+/* Computes statistics of a chunk of a kv head's keys over all rows of its query heads. */
 static void T(key_statistics_task)(Call *call, Task *t, ix head, ix chunk) {
     const Params *p = &call->p;
     const KeyRequest *k = &p->key_request;
@@ -236,7 +236,7 @@ static void T(key_statistics_task)(Call *call, Task *t, ix head, ix chunk) {
     }
 }
 
-/* The maps of the query heads of a kv head, from the parts of its chunks. */
+/* Writes the maps of a kv head's query heads from their partial maps. */
 static void T(maps_task)(Call *call, Task *t, ix head) {
     const Params *p = &call->p;
     for (ix member = 0; member < p->heads_per_kv; member++)

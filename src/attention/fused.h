@@ -1,10 +1,9 @@
-/* fused.h (template over REAL; after gemm/strip.h, attention/queries.h, attention/epilogue.h): small heads in one pass:
- * scores, softmax and weighted sum of a strip of rows, over keys and values in place.
+/* fused.h (template over REAL; after gemm/strip.h, attention/queries.h, attention/epilogue.h): the fused kernel for
+ * small heads: scores, softmax and weighted sum of a strip of rows in one pass, with keys and values in place.
  *
- * As in strip.h the lanes are rows, here until the weights are summed: maxima, sums and scores need no step across
- * lanes, nothing is packed, and each head prefetches the next one. Every number comes from the operations of the other
- * paths in their order, and has their bits. 16 rows, 16 keys and depth 32: 1370 cycles a head instead of 2350, 520 of
- * them the products (Zen 5). */
+ * As in strip.h each lane is a row, so scores, maxima and row sums need no reduction across lanes; nothing is packed,
+ * and each head prefetches the next one. The operations have the order of the other paths, hence equal bits. A head of
+ * 16 rows, 16 keys and depth 32 takes 1370 cycles instead of 2350, 520 of them for the products (Zen 5). */
 
 #if VECTOR_BYTES >= 32
 
@@ -17,8 +16,8 @@ static T(Rows) T(rows_as_real)(const Array *a, const char *src, ix n, ix rows, R
     return (T(Rows)){(const char *)wide, n * (ix)sizeof(REAL)};
 }
 
-/* Queries r0 .. of the task as a strip [depth][row]; behind the last row its own query is repeated. The queries of the
- * next head are prefetched. */
+/* Packs the task's queries from r0 on into a strip [depth][row], and repeats the last one to fill it. Prefetches the
+ * queries of the next head. */
 INLINE void T(pack_strip)(const Params *p, const Task *t, ix r0, REAL *dst) {
     const ix next = p->heads_per_kv * p->query.head, size = T(element_size)(p->query.dtype);
     const REAL *x[T(STRIP)];
@@ -40,7 +39,7 @@ INLINE void T(pack_strip)(const Params *p, const Task *t, ix r0, REAL *dst) {
         }
 }
 
-/* Scores [key][row] of a strip with the first `columns` keys, -inf where a row sees fewer, and each row's maximum. */
+/* Computes scores [key][row] of a strip with the first `columns` keys (-inf where a row sees fewer) and row maxima. */
 INLINE void T(fused_scores)(const Params *p, T(Rows) keys, const REAL *q, ix columns, const VEC *stop, int full,
                             Prefetch prefetch, REAL *s, VEC *peak) {
     REAL line[LANES * FUSED_DEPTH] __attribute__((aligned(64)));
@@ -67,7 +66,7 @@ INLINE void T(fused_scores)(const Params *p, T(Rows) keys, const REAL *q, ix col
     }
 }
 
-/* Scores to weights, and the inverse of each row's sum, which is 0 for a row that sees no key. */
+/* Turns scores into weights and sets the inverse of each row's sum, 0 for a row that sees no key. */
 INLINE void T(fused_softmax)(const Params *p, ix columns, const VEC *peak, REAL *s, REAL *inverse) {
     const VEC c = V(set1)((REAL)p->exponent), zero = V(set1)(0);
     UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++) {
@@ -87,8 +86,8 @@ INLINE void T(fused_softmax)(const Params *p, ix columns, const VEC *peak, REAL 
     }
 }
 
-/* The output of a strip, rows r0 .. r0 + rows of the task. Returns 0 where a sum is not finite, or a value is so
- * large that packing would exclude it. */
+/* Writes the output of rows r0 .. r0 + rows. Returns 0 if a sum is not finite, or a value so large that packing would
+ * exclude it. */
 INLINE int T(fused_values)(const Params *p, const Task *t, T(Rows) values, ix r0, ix rows, ix columns, const REAL *w,
                            const REAL *inverse, Prefetch prefetch) {
     const int writes_out = T(writes_out_in_place)(p);

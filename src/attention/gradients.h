@@ -1,10 +1,10 @@
 /* gradients.h (template over REAL; after gemm/pack.h, gemm/rank1.h, attention/row_norms.h): the steps of the gradients
  * of attention, for a block of query rows and a block of keys.
  *
- * The weights P are computed again under the lse of the forward pass; with dP = dO V^T and delta = rowsum(dO * O) the
+ * The weights P are recomputed from the lse of the forward pass; with dP = dO V^T and delta = rowsum(dO * O) the
  * gradient of the scores is dS = P * (dP - delta), and dV += P^T dO, dQ += dS K, dK += dS^T Q (Dao et al. 2022,
- * appendix B.2). A weight or dS of exactly 0 passes nothing on, whatever it meets: so no hidden key or row of padding
- * can change a bit. */
+ * appendix B.2). A weight or dS of exactly 0 contributes nothing, even where it multiplies NaN, so excluded keys and
+ * padding rows change no bit. */
 
 #define G_(name) ((REAL *)b->name)
 
@@ -21,7 +21,7 @@ INLINE int T(is_finite)(const REAL *x, ix n) {
 
 INLINE char *T(batch)(const Params *p, const Task *t, const Array *a) { return address(a, &p->batch, t->batch, 0); }
 
-/* Copies of the task's rows of an array, with zeros behind; rows of padding are zeros and are not read. */
+/* Copies the task's rows of an array and pads them with zeros; padding rows are not read and become zeros. */
 static void T(load_rows)(const Params *p, const Task *t, const Array *a, ix depth, ix stride, int flip, REAL *dst,
                          const void **rows, uint8_t *nonfinite) {
     char *batch = T(batch)(p, t, a);
@@ -51,7 +51,7 @@ STEP void T(load_gradient_rows)(const Params *p, const Gradients *w, Task *t, Gr
     }
 }
 
-/* Keys and values of a block: panels of both, and the rows that dS multiplies. */
+/* Packs panels of a block's keys and values, and copies the rows that dS multiplies. */
 STEP void T(pack_gradient_keys)(const Params *p, const Gradients *w, Task *t, ix block, GradientScratch *b) {
     const Array *a = &w->key_factors;
     const char *rows = address(a, &p->batch, t->batch, t->kv_head);
@@ -70,7 +70,7 @@ STEP void T(pack_gradient_keys)(const Params *p, const Gradients *w, Task *t, ix
     }
 }
 
-/* delta of the task's rows, to its array */
+/* Writes delta of the task's rows. */
 STEP void T(write_deltas)(const Params *p, const Gradients *w, Task *t, GradientScratch *b) {
     const Array *g = &w->grad_out, *o = &w->output;
     char *grad = T(batch)(p, t, g), *output = T(batch)(p, t, o);
@@ -104,8 +104,8 @@ STEP void T(cap_slopes)(const Params *p, const Task *t, ix n, GradientScratch *b
         }
 }
 
-/* From scores and dP to weights and dS, in place; a difference below `least` counts as that. A rounded lse must not
- * make a weight larger than 1. */
+/* Turns scores and dP into weights and dS, in place; dP - delta is at least `least`. A rounded lse must not make a
+ * weight larger than 1. */
 INLINE void T(gradients)(const int rows, const Params *p, REAL *s, REAL *g, ix from, ix to,
                          const REAL *lse, const double *inverse, const REAL *delta, VEC least) {
     const VEC c = V(set1)((REAL)p->exponent), never = V(set1)(-INFINITY), zero = V(set1)(0);
@@ -140,7 +140,7 @@ STEP void T(score_gradients)(const Params *p, const Gradients *w, const Task *t,
         }
 }
 
-/* Zeros at the columns of a group that were not computed. */
+/* Zeroes a group's columns that were not computed. */
 STEP void T(clear_invisible)(const Params *p, const Task *t, ix r0, ix n, GradientScratch *b) {
     ix from = t->column < t->column_stop ? t->from : 0, to = t->column < t->column_stop ? t->to : 0;
     for (ix r = r0; r < r0 + n; r++) {
@@ -154,8 +154,8 @@ STEP void T(clear_invisible)(const Params *p, const Task *t, ix r0, ix n, Gradie
 
 /* ----------------------------------------------------------------------------------------------------- products */
 
-/* o += sum over n steps k of coefficient w[r * across + k * along] times row x[k], for rows x vectors;
- * the rows of x and o are `stride` apart. */
+/* o[r] += the sum over n steps k of w[r * across + k * along] * x[k], for rows x vectors; rows of x and o are `stride`
+ * apart. */
 INLINE void T(product_tile)(const int rows, const int vectors, const REAL *w, ix across, ix along, const REAL *x,
                             ix stride, ix n, REAL *o) {
     VEC sum[TALL_ROWS][TILE_VECTORS];
@@ -172,7 +172,7 @@ INLINE void T(product_tile)(const int rows, const int vectors, const REAL *w, ix
 /* First vector of a chunk of a row: chunks differ by at most one vector. */
 INLINE ix T(first_vector)(ix vectors, ix chunk) { return chunk * vectors / ceil_div(vectors, TILE_VECTORS); }
 
-/* A chunk of `vectors` vectors: the number as a constant */
+/* product_tile() with `vectors` as a constant. */
 INLINE void T(product_chunk)(const int rows, ix vectors, const REAL *w, ix across, ix along, const REAL *x, ix stride,
                              ix n, REAL *o) {
 #define TILE(vectors) T(product_tile)(rows, vectors, w, across, along, x, stride, n, o)
@@ -198,7 +198,7 @@ STEP void T(add_query_gradients)(const Params *p, const Gradients *w, const Task
     }
 }
 
-/* For each six keys the rows that may see one of them. */
+/* Sets the range of rows that may see a key of each group of six. */
 static void T(set_spans)(const Task *t, ix keys, GradientScratch *b) {
     for (ix j = 0; j < keys; j += GROUP_ROWS) {
         Range rows = {t->rows, 0};
@@ -211,7 +211,7 @@ static void T(set_spans)(const Task *t, ix keys, GradientScratch *b) {
     }
 }
 
-/* o of each key += the sum over the rows of coefficient [row][key] times row x */
+/* sums[key] += the sum over rows of coefficients[row][key] * x[row]. */
 static void T(add_to_keys)(const Params *p, const REAL *coefficients, const REAL *x, ix stride, ix keys,
                            const Range *span, REAL *sums) {
     ix all = stride / LANES - 1;
@@ -230,8 +230,8 @@ static void T(add_to_keys)(const Params *p, const REAL *coefficients, const REAL
     }
 }
 
-/* Excludes rows that are not finite from the products. The dS of such a query are NaN or 0 already; a grad_out is added
- * here. */
+/* Excludes rows that are not finite from the products. The dS of such a query are NaN or 0 already; such a grad_out is
+ * added here, where its weight is not 0. */
 static void T(exclude_nonfinite_rows)(const Params *p, const Gradients *w, const Task *t, ix keys, int want,
                                       GradientScratch *b) {
     for (ix r = 0; r < t->rows; r++) {
@@ -292,7 +292,7 @@ STEP void T(write_query_gradients)(const Params *p, const Gradients *w, const Ta
         T(store_sums)(a, row_address(t, a, batch, r), x + r * w->factor_stride, w->factor_dim, scale);
 }
 
-/* dK and dV of all keys of a block, those past a length too; a flipped query takes the sign of the scale with it. */
+/* Writes dK and dV of all keys of a block, also past a length; with `flip` the copied queries have the scale's sign. */
 STEP void T(write_key_gradients)(const Params *p, const Gradients *w, const Task *t, ix block, int want,
                                  GradientScratch *b) {
     const Array *k = &w->key, *v = &w->value;

@@ -1,19 +1,19 @@
-/* in_place.h (template over REAL; after gemm/rank1.h, gemm/strip.h, attention/values.h): scores and weighted sum of so
- * few rows that packing a key would cost more than using it.
+/* in_place.h (template over REAL; after gemm/rank1.h, gemm/strip.h, attention/values.h): scores and weighted sum of few
+ * rows, for which packing a key costs more than its use.
  *
- * Keys and values are read in place, once, and widened in registers: the call is bound by that reading. A score is a
- * dot product along the lanes, LANES of which are summed across by one tree; rows that fill vectors take strips
+ * Keys and values are read in place, once, and widened in registers: such calls are bound by memory bandwidth. A score
+ * is a dot product with the depth in the lanes, and one tree reduces LANES of them; rows that fill vectors take strips
  * instead. */
 
-#define DOT_KEYS (TILE_VECTORS < LANES ? TILE_VECTORS : LANES)     /* 6 rows times this many sums are in registers */
+#define DOT_KEYS (TILE_VECTORS < LANES ? TILE_VECTORS : LANES)     /* keys of a register tile of 6 x DOT_KEYS sums */
 
-/* The dtype whose vectors can be loaded in place from rows of n elements; NATIVE, for copies, where there is none. */
+/* The dtype of loads from rows of n elements: the array's own if they can be read in place, else NATIVE, of copies. */
 static int T(in_place_dtype)(const Array *a, ix n, int *copied) {
     *copied = !T(loads)(a->dtype) || a->col != T(element_size)(a->dtype) || n % LANES != 0;
     return *copied ? NATIVE : a->dtype;
 }
 
-/* One call for each dtype that has vectors. */
+/* Calls with the dtype of loads as a constant. */
 #if REAL_BITS == 32
 #define DTYPE_CASES(call) switch (dtype) { case F16: call(F16); break; case BF16: call(BF16); break; \
                                                   case I8: call(I8); break; default: call(F32); }
@@ -23,7 +23,7 @@ static int T(in_place_dtype)(const Array *a, ix n, int *copied) {
 
 /* ------------------------------------------------------------------------------------------------------ scores */
 
-/* Products of rows with DOT_KEYS keys, folded to one vector a row. */
+/* Multiplies rows by DOT_KEYS keys and folds the products to one vector per row. */
 INLINE void T(dots)(const int dtype, const int rows, const REAL *const *q, const char *const *k, Prefetch *prefetch,
                     ix depth, VEC (*part)[LANES / DOT_KEYS], ix at) {
     const ix size = T(element_size)(dtype);
@@ -53,7 +53,7 @@ INLINE void T(dots)(const int dtype, const int rows, const REAL *const *q, const
     *prefetch = near;
 }
 
-/* The factors of int8 keys first .. first + LANES, of which `valid` exist. */
+/* Loads the scales of int8 keys first .. first + LANES, of which `valid` exist. */
 INLINE VEC T(load_scales)(const float *scale, ix first, ix valid) {
 #if REAL_BITS == 32
     if (valid == LANES) return V(loadu)(scale + first);
@@ -63,7 +63,7 @@ INLINE VEC T(load_scales)(const float *scale, ix first, ix valid) {
     return V(loadu)(some);
 }
 
-/* The scores of a few rows with LANES keys at k. */
+/* Computes scores of up to six rows with the LANES keys at k. */
 INLINE void T(dot_rows)(const int dtype, const int rows, const REAL *const *q_rows, const char *const *k,
                         Prefetch *prefetch, ix depth, REAL *s, ix stride) {
     const REAL *q[GROUP_ROWS];
@@ -73,7 +73,7 @@ INLINE void T(dot_rows)(const int dtype, const int rows, const REAL *const *q_ro
     UNROLL for (int r = 0; r < rows; r++) V(store)(s + r * stride, V(sums)(part[r]));
 }
 
-/* The scores of all rows with LANES keys at k, in place or widened, whose address in the array is `key`. */
+/* Computes scores of all rows with LANES keys at k, in place or widened; `key` is their address in the array. */
 static __attribute__((noinline)) void T(score_strips)(const int pairs, const Params *p, const Task *t, const char *k,
                                                       ix row, const char *key, REAL *s) {
     const Array *a = &p->key;
@@ -87,8 +87,8 @@ static __attribute__((noinline)) void T(score_strips)(const int pairs, const Par
     }
 }
 
-/* Addresses of LANES keys: in place, or widened to REAL in t->line. Behind the last of `valid` keys its own row is
- * repeated; these columns are masked. */
+/* Sets the addresses of LANES keys: in place, or widened to REAL in t->line. Columns past `valid` repeat the last key;
+ * they are masked later. */
 INLINE void T(find_keys)(const int dtype, int copied, int widened, const Params *p, Task *t, const char *key, ix valid,
                          const char **k) {
     const Array *a = &p->key;
@@ -169,8 +169,8 @@ INLINE int T(store_finite)(const int rows, const int vectors, const REAL *alpha,
     return 1;
 }
 
-/* o = o * alpha + weights @ values for rows x vectors, as values_tile() of values.h, over rows of any dtype; sums that
- * are not all finite are not stored, and it returns 0. */
+/* o = o * alpha + weights @ values for rows x vectors, as values_tile() of values.h, but for any dtype; stores nothing
+ * and returns 0 if a sum is not finite. */
 INLINE int T(sum_tile)(const int dtype, const int rows, const int vectors, const REAL *w, ix w_stride, const char *v,
                        ix v_stride, Prefetch *prefetch, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     VEC sum[TALL_ROWS][TILE_VECTORS];
@@ -180,7 +180,7 @@ INLINE int T(sum_tile)(const int dtype, const int rows, const int vectors, const
     return T(store_finite)(rows, vectors, alpha, sum, o, o_stride, 1);
 }
 
-/* Of other dtypes only whole chunks are taken in place: the others are half the code; a copy in L1 serves them. */
+/* Narrower chunks of dtypes other than REAL are copied to L1: reading them in place would double the code. */
 INLINE int T(in_place_chunk)(const int dtype, ix vectors) { return dtype == NATIVE || vectors == TILE_VECTORS; }
 
 INLINE int T(sum_vectors)(const int dtype, const int rows, ix vectors, const REAL *w, ix w_stride, const char *v,
@@ -208,11 +208,11 @@ static int T(sum_rows)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride, 
     return finite;
 }
 
-/* The sums of rows first .. stop that came out not finite in one vector of columns. Row by row, because what one row
- * sees may change no bit of another; vector by vector, because strips and register tiles alike are made of vectors. The
- * first pass excludes values that are not finite, and leaves the bits of rows that may not see such a key; the second
- * excludes those so large that their sum is not finite either, which depends on visible values alone. Inlined, it makes
- * the loops that call it 4 % longer (avx2). */
+/* Recomputes sums of rows first .. stop that are not finite in one vector of columns. Row by row, because the keys that
+ * one row sees must not change another's bits; vector by vector, because tiles of every shape consist of vectors. The
+ * first pass excludes values that are not finite, which keeps the bits of rows that do not see them. If a sum is still
+ * not finite, which depends on visible values alone, the second pass also excludes values of at least LARGEST. Not
+ * inlined, because that slows the calling loops by 4 % (AVX2). */
 static __attribute__((noinline, cold)) void T(sum_nonfinite)(const Params *p, Task *t, ix first, ix stop, ix block,
                                                              ix from, ix keys, ix vector, const REAL *alpha) {
     const ix column = vector * LANES, valid = ix_min(LANES, p->value_dim - column);
@@ -233,7 +233,7 @@ static __attribute__((noinline, cold)) void T(sum_nonfinite)(const Params *p, Ta
                 if (excluded) t->packed.nonfinite[n_nonfinite++] = (int32_t)(from + j);
             }
             finite = T(sum_tile)(NATIVE, 1, 1, w, 0, (char *)copy, LANES * sizeof(REAL), &none, keys, alpha + r, o, 0);
-            /* The weights or the sums before are not finite: so is the row. */
+            /* The weights or earlier sums are not finite, so neither is the row. */
             if (pass && !finite)
                 T(values_tile)(0, 1, 1, &w, copy, LANES, keys, alpha + r, o, 0);
         }
@@ -241,9 +241,8 @@ static __attribute__((noinline, cold)) void T(sum_nonfinite)(const Params *p, Ta
     }
 }
 
-/* o = o * alpha + weights @ values in steps of IN_PLACE_KEYS keys counted from key 0: a step's values stay in L1 while
- * the chunks of their columns, and the register tiles of rows, are taken in turn. Weights take the factors of
- * int8 values. */
+/* o = o * alpha + weights @ values in steps of IN_PLACE_KEYS keys, counted from key 0: a step's values stay in L1 for
+ * all chunks of columns and register tiles of rows. The scales of int8 values multiply the weights. */
 STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
     const Array *a = &p->value;
     const char *values = t->value + block * p->block_k * a->row;

@@ -1,14 +1,14 @@
-/* in_place_pairs.h (template for float; after attention/in_place.h): the steps of in_place.h for bfloat16 dot products:
- * of pairs of depths as they lie in a key, and of keys 2 i and 2 i + 1 for the values, whose rows are interleaved in
- * registers. */
+/* in_place_pairs.h (template for float; after attention/in_place.h): the steps of in_place.h for bfloat16 dot products.
+ * Scores pair adjacent depths of a key; the weighted sum pairs keys 2 i and 2 i + 1, whose value rows are interleaved
+ * in registers. */
 #if PAIR_PRODUCTS
 
 STEP void scores_in_place_pairs_f32(const Params *p, Task *t, ix n, ix block) {
     score_keys_f32(PAIRS, p->key.col != 2, p, t, n, block);
 }
 
-/* o = o * alpha + weights @ values for rows x one whole chunk, over pairs of keys. Returns 0, and stores
- * nothing, where sums are not finite (if `check`), or values are subnormal (if it is 2). */
+/* o = o * alpha + weights @ values for rows x vectors, over pairs of keys. Stores nothing and returns 0 if a sum is not
+ * finite (with `check`), or a value is subnormal (with `check` == 2). */
 INLINE int sum_pairs(const int rows, const int vectors, const float *w, ix w_stride, const char *v, ix v_stride,
                      Prefetch *prefetch, ix keys, int check, const float *alpha, float *o, ix o_stride) {
     vf sum[TALL_ROWS][TILE_VECTORS], smallest = (vf)~(vfi){0};
@@ -30,14 +30,14 @@ static int sum_pairs_rows(ix n, const float *w, ix w_stride, const char *v, ix v
     return finite;
 }
 
-/* n elements of each row, contiguous */
+/* Copies n elements of each row, contiguous. */
 static void copy_halves(const char *v, const Array *a, ix keys, ix n, uint16_t *dst) {
     for (ix j = 0; j < keys; j++, v += a->row, dst += n)
         for (ix i = 0; i < n; i++) memcpy(dst + i, v + i * a->col, 2);
 }
 
-/* sum_nonfinite() of in_place.h, which excludes subnormal values too: in TALL_VECTORS from `start` on, whatever the
- * tile, since the last rows of a head may take a lower and wider one than those before. */
+/* sum_nonfinite() of in_place.h that excludes subnormal values too. It takes TALL_VECTORS from `start` on for every
+ * tile shape, because the last rows of a head may have a wider tile than the others. */
 static __attribute__((noinline, cold)) void sum_nonfinite_pairs(const Params *p, Task *t, ix first, ix stop, ix block,
                                                                 ix from, ix keys, ix start, const float *alpha) {
     const Array *a = &p->value;

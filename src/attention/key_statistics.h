@@ -11,8 +11,8 @@ STEP void T(begin_key_statistics)(const Params *p, Task *t) {
     memset(t->stats.products, 0, p->width * w->columns * sizeof(double));
 }
 
-/* Scores to weights under the norm, in place; their sum over the rows times `factor` added to part, unless this is the
- * `first` of it, the largest into top. With `given`, weights may be above 1. */
+/* Turns scores into weights under the norm, in place; adds their sum over rows, times `factor`, to part (`first`: sets
+ * part), and their maximum to top. With `given`, weights may be above 1. */
 INLINE void T(weights_of_keys)(const int rows, const int given, const int first, REAL *s, ix stride, ix from, ix to,
                                const REAL *shift, VEC c, const REAL *inverse, const REAL *factor,
                                REAL *part, REAL *top) {
@@ -23,14 +23,14 @@ INLINE void T(weights_of_keys)(const int rows, const int given, const int first,
             VEC x = (given ? V(exp2_any)(power) : V(exp2)(power)) * V(set1)(inverse[r]);
             V(store)(s + r * stride + j, x);
             sum = V(fma)(x, V(set1)(factor[r]), sum);
-            peak = V(max)(x, peak);              /* a NaN of a row before stays */
+            peak = V(max)(x, peak);              /* keeps a NaN of an earlier row */
         }
         V(store)(part + j, sum);
         V(store)(top + j, peak);
     }
 }
 
-/* Weights of the part x factors of their rows, into the sums of each key. */
+/* Adds weights of the part times the factors of their rows to the sums of each key. */
 static void T(add_products)(const Params *p, Task *t, ix r0, ix n) {
     const KeyRequest *w = &p->key_request;
     const ix width = p->width, columns = w->columns, from = t->column, to = t->column_stop;
@@ -50,7 +50,7 @@ static void T(add_products)(const Params *p, Task *t, ix r0, ix n) {
     }
 }
 
-/* The rows of a bin are through: what each key of the block received goes to its bin of keys. */
+/* Closes a bin of rows: adds what each key of the block received to its bin of keys. */
 STEP void T(close_bin)(const Params *p, Task *t, ix block) {
     const KeyRequest *w = &p->key_request;
     const int64_t *slot = w->slot + block * p->block_k;
@@ -67,7 +67,7 @@ STEP void T(close_bin)(const Params *p, Task *t, ix block) {
     memset(from, 0, p->width * sizeof(double));
 }
 
-/* The weights of a group of rows, whose sum is in part, into the bins of its rows. */
+/* Adds the weights of a group of rows, whose sum is in `part`, to the bins of its rows. */
 static void T(fill_bins)(const Params *p, Task *t, ix r0, ix n, ix block, const REAL *part) {
     const KeyRequest *w = &p->key_request;
     const int64_t *bin = w->row_bin + t->first + r0;
@@ -89,7 +89,7 @@ static void T(fill_bins)(const Params *p, Task *t, ix r0, ix n, ix block, const 
     }
 }
 
-/* One group of rows and part of a block: from scores to the sums of its keys. */
+/* Adds the weights of a group of rows, from its scores of a block, to the statistics of the block's keys. */
 STEP void T(add_key_statistics)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const KeyRequest *w = &p->key_request;
     const ix width = p->width, from = t->from, to = t->to;
@@ -116,7 +116,7 @@ STEP void T(add_key_statistics)(const Params *p, Task *t, ix r0, ix n, ix block)
 #define ROWS(rows) T(weights_of_keys)(rows, 0, 1, s, width, from, to, shift, c, inverse, factor, part, top)
     if (!w->given) { ROW_CASES(n, ROWS) }
 #undef ROWS
-    for (ix r = 0; w->given && r < n; r++)                   /* row by row: less code for what is rare, the same sums */
+    for (ix r = 0; w->given && r < n; r++)                   /* row by row: less code for a rare case, equal sums */
         T(weights_of_keys)(1, 1, r == 0, s + r * width, width, from, to, shift + r, c,
                            inverse + r, factor + r, part, top);
     for (ix r = 0; r < n; r++)
@@ -134,7 +134,7 @@ STEP void T(add_key_statistics)(const Params *p, Task *t, ix r0, ix n, ix block)
     if (w->products) T(add_products)(p, t, r0, n);
 }
 
-/* The keys of a block have met all rows of a query head. */
+/* Writes the statistics of a block's keys, after all rows of a query head. */
 STEP void T(write_key_statistics)(const Params *p, Task *t, ix head, ix block) {
     const KeyRequest *w = &p->key_request;
     ix first = block * p->block_k, n = ix_min(p->block_k, p->kv_len - first);
@@ -149,7 +149,7 @@ STEP void T(write_key_statistics)(const Params *p, Task *t, ix head, ix block) {
     }
 }
 
-/* Row `bin` of the map of query head `head`, from the parts of its chunks of keys, in their order. */
+/* Writes row `bin` of the map of query head `head` from its partial maps, in the order of chunks. */
 STEP void T(merge_bins)(const Params *p, Task *t, const double *parts, ix chunks, ix head, ix bin) {
     const KeyRequest *w = &p->key_request;
     double *sum = t->stats.merged;

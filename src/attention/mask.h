@@ -7,13 +7,13 @@ INLINE void T(and_bools)(uint8_t *restrict allow, const char *restrict m, ix str
     else if (stride != 0) for (ix j = 0; j < n; j++) allow[j] &= m[j * stride] != 0;
 }
 
-INLINE int T(is_all_minus_inf)(const REAL *b, ix n) {        /* ordinary biases end it at once */
+INLINE int T(is_all_minus_inf)(const REAL *b, ix n) {        /* most biases return at the first element */
     for (ix j = 0; j < n; j++)
         if (b[j] != -INFINITY) return 0;
     return 1;
 }
 
-/* b = b + the second bias of row r from the key `first` on; -inf in either forbids a key. */
+/* sum = b + the relative bias of row r from key `first` on; -inf in either excludes a key. */
 static __attribute__((noinline)) void T(add_relative_bias)(const Params *p, const Task *t, ix r, ix first, ix n,
                                                            const REAL *b, REAL *sum) {
     const Array *a = &p->relative;
@@ -24,8 +24,8 @@ static __attribute__((noinline)) void T(add_relative_bias)(const Params *p, cons
     }
 }
 
-/* Masks, segments and positions as bytes, and the address of each row's bias. Returns whether any key of the part may be
- * allowed; `all` receives whether all are, except for the bias. */
+/* Sets the bytes of masks, segments and positions, and the address of each row's bias. Returns whether any key of the
+ * part may be visible; `all` receives whether all are, the bias aside. */
 static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *all) {
     ix first = block * p->block_k;
     int some = 0, bytes = p->mask.data || p->block_mask.data || p->key_mask.data || p->q_segments.data
@@ -75,12 +75,12 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
     return some;
 }
 
-/* Prefetch, while the products of the panel at column j are formed, what the next group of rows (from r0) reads of mask
- * and bias there, and the lines of dense weights that this group writes when a single block closes it. */
+/* Prefetches, before the products of the panel at column j, the mask and bias that the next group of rows (from r0)
+ * reads there, and the dense weights that this group writes if the block is its only one. */
 static void T(prefetch_panel)(const Params *p, const Task *t, ix r0, ix rows, ix j) {
     const Array *m = &p->mask, *b = &p->bias, *w = &p->weights;
     ix first = t->first_key + j;
-    /* Without it the compiler sees a function without effect, and drops the call. */
+    /* Without it the compiler finds no effect and drops the call. */
     __asm__ volatile("");
     for (ix r = r0; r < ix_min(r0 + GROUP_ROWS, t->rows); r++) {
         if (m->data) __builtin_prefetch(row_address(t, m, t->mask, r) + first * m->col);
@@ -91,7 +91,7 @@ static void T(prefetch_panel)(const Params *p, const Task *t, ix r0, ix rows, ix
             prefetch_lines(row_address(t, w, t->weights, r) + first * w->col, PANEL * w->col, 1);
 }
 
-/* Cut the block to the columns that some row of the group sees, and find what is to be masked in it. */
+/* Sets the columns of the block that any row of the group sees, and returns whether they need a mask. */
 STEP enum Visibility T(visibility)(const Params *p, Task *t, ix r0, ix n, ix block) {
     ix first = block * p->block_k, last = ix_max(first, ix_min(first + p->block_k, t->lengths.kv_length));
     t->first_key = first;
@@ -121,7 +121,7 @@ STEP enum Visibility T(visibility)(const Params *p, Task *t, ix r0, ix n, ix blo
     }
     t->from = t->column / PANEL * PANEL;
     t->to = round_up(t->column_stop, LANES);
-    /* Later columns are cut anyway. */
+    /* Columns from column_stop on become -inf anyway. */
     int full = inner_start <= first + t->from && inner_stop >= first + t->column_stop;
     if (p->block_mask.data && t->from < t->column) full = 0;
     t->uses_allow = 0;

@@ -1,9 +1,8 @@
-/* nonfinite.h (template over REAL; after gemm/pack.h): value rows that packing excludes from the product, because they
- * are not finite or so large (LARGEST) that sums of them could overflow: they are added here key by key, to the rows
- * that may see the key. */
+/* nonfinite.h (template over REAL; after gemm/pack.h): adds the value rows that packing excludes from the product (not
+ * finite, or so large (LARGEST) that their sums could overflow), key by key, to the rows that may see the key. */
 
-/* Weight times value in columns start .. stop, for those of rows from .. n of the group r0 that may see the key. Large
- * values are summed in nonfinite_o, scaled, so that they cannot overflow before the division by the row sum. */
+/* Adds weight times value in columns start .. stop to those of rows from .. n of the group r0 that may see the key.
+ * nonfinite_o sums large values scaled, so that they cannot overflow before the division by the row sum. */
 static void T(add_nonfinite)(const Params *p, Task *t, ix r0, ix from, ix n, ix block, const int32_t *nonfinite,
                              ix n_nonfinite, ix start, ix stop) {
     ix first = block * p->block_k;

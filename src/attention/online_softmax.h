@@ -1,8 +1,8 @@
-/* online_softmax.h (template over REAL; after gemm/rows.h): scores to weights relative to a running row maximum
+/* online_softmax.h (template over REAL; after gemm/rows.h): turns scores into weights relative to a running row maximum
  * (Milakov and Gimelshein 2018). */
 
-/* The rows of a group side by side: six independent chains hide the latency of the polynomial, and there is one loop to
- * leave instead of six (5.9 cycles a vector of 16 instead of 8.1 at block_k 512 on Zen 5). */
+/* Interleaves the rows of a group: six independent chains hide the latency of the polynomial, and one loop replaces six
+ * (5.9 cycles per vector of 16 instead of 8.1 at block_k 512 on Zen 5). */
 INLINE void T(exp2_rows)(const int pairs, const int rows, REAL *s, uint16_t *rounded, ix stride, ix from, ix to,
                       const REAL *shift, VEC c, double *total) {
     VEC sum[GROUP_ROWS];

@@ -1,6 +1,6 @@
-/* queries.h (template over REAL; after gemm/rows.h, gemm/strip.h): a task's queries as the products read them. */
+/* queries.h (template over REAL; after gemm/rows.h, gemm/strip.h): prepares a task's queries for the products. */
 
-/* A query row in place, or a copy where it is not contiguous REAL, or changes. */
+/* Address of a query row: in place, or of a copy if it is not contiguous REAL, or is negated or padded. */
 INLINE const REAL *T(query_row)(const Params *p, const char *src, REAL *copy) {
     const Array *a = &p->query;
     ix depth = p->head_dim;
@@ -17,16 +17,16 @@ INLINE const REAL *T(query_row)(const Params *p, const char *src, REAL *copy) {
     return x;
 }
 
-/* Find the query rows, and set the state of rows that have seen no key. */
+/* Sets the addresses of the query rows, and the state of rows that have seen no key. */
 INLINE void T(begin_rows)(const int pairs, const Params *p, Task *t) {
     for (ix r = 0; r < t->rows; r++) {
         P_(row_max)[r] = -INFINITY;
         t->row_sum[r] = 0;
         REAL *copy = P_(q) + r * p->depth_stride;
         t->q_rows[r] = copy;
-        /* Not even a memset() of 0 bytes: on a page never touched it takes 0.2 us. */
+        /* Skips even a memset() of 0 bytes, which takes 0.2 us on an untouched page. */
         if (!t->query) continue;
-        if (t->row[r].position >= t->lengths.q_length) {       /* padding or another sequence's: not read */
+        if (t->row[r].position >= t->lengths.q_length) {       /* padding, or another sequence's row */
             memset(copy, 0, p->depth_stride * sizeof(REAL));
             continue;
         }

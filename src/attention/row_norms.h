@@ -1,5 +1,5 @@
-/* row_norms.h (template over REAL; after gemm/rows.h): the two numbers that a second pass computes a row's weights
- * from: its maximum, or a given lse, in final_max, and the inverse of its sum. */
+/* row_norms.h (template over REAL; after gemm/rows.h): the norm of a row, from which a second pass computes its
+ * weights: the maximum (or a given lse) in final_max, and the inverse of the sum. */
 
 INLINE double *T(row_norm)(const Params *p, const Task *t, double *norms, ix r) {
     return norms + 2 * ((t->batch * p->kv_heads + t->kv_head) * p->rows + t->first + r);
@@ -21,13 +21,13 @@ STEP void T(load_row_norms)(const Params *p, Task *t, double *norms) {
     }
 }
 
-/* A given lse in the place of the maximum, in the units of the stored scores; the sum is in it. */
+/* Sets a given lse, in the units of the stored scores, as the maximum; it includes the sum, whose inverse becomes 1. */
 INLINE void T(set_lse)(const Params *p, Task *t, ix r, REAL lse) {
     P_(final_max)[r] = (REAL)(lse / p->unit);
     t->inverse[r] = lse == lse ? 1 : lse;
 }
 
-/* A given lse, or a norm whose inverse is above 0, which is more exact: it keeps maximum and sum apart. */
+/* Loads the lse, or a norm whose inverse is above 0: more exact, because it keeps maximum and sum apart. */
 STEP void T(load_lse)(const Params *p, Task *t) {
     for (ix r = 0; r < t->rows; r++) {
         const double *norm = p->key_request.norm ? p->key_request.norm + 2 * row_index(p, t, r) : NULL;
@@ -38,7 +38,7 @@ STEP void T(load_lse)(const Params *p, Task *t) {
     }
 }
 
-/* The norm that statistics of rows wrote, or a given lse. */
+/* Loads the norm that statistics of rows wrote, or a given lse. */
 STEP void T(load_given_norms)(const Params *p, Task *t) {
     const double *norm = p->key_request.norm;
     const REAL *given = p->key_request.given;

@@ -1,14 +1,14 @@
 /* row_statistics.h (template over REAL; after attention/epilogue.h): statistics of rows, taken from a block's scores
  * and weights beside the softmax. */
 
-/* log2 of a weight that is 0 in any type: 0 times it is 0, as 0 log 0 should be */
+/* Least log2 of a weight: finite, so that 0 log 0 is 0, and so small that exp2 of it is 0 in any type. */
 enum { T(MIN_POWER) = -(1 << 14) };
 
 /* -------------------------------------------------------------------------------------------- the largest scores */
 
 INLINE int T(worse)(REAL a, int32_t i, REAL b, int32_t j) { return a < b || (a == b && i > j); }
 
-/* Put a score into the heap at the place of one that is no worse than those below it. */
+/* Sifts a score down from the root of the heap, which holds the worst score. */
 static void T(sift)(REAL *s, int32_t *keys, ix n, REAL x, int32_t key) {
     ix at = 0, child;
     while ((child = 2 * at + 1) < n) {
@@ -22,7 +22,7 @@ static void T(sift)(REAL *s, int32_t *keys, ix n, REAL x, int32_t key) {
     keys[at] = key;
 }
 
-/* A number below the k largest of the first part that a row sees: there are k lanes whose maximum is above it. */
+/* A number below the k largest scores of the first part that a row sees: k lanes have a maximum above it. */
 INLINE REAL T(first_limit)(VEC peaks, ix k) {
     REAL least = INFINITY;
     if (k > LANES) return -INFINITY;
@@ -32,13 +32,13 @@ INLINE REAL T(first_limit)(VEC peaks, ix k) {
                              : least - FABS(least) * (REAL)DBL_EPSILON - (REAL)DBL_TRUE_MIN;
 }
 
-/* Scores above the worst of a row's heap take its place; equal ones come later and do not, nor does NaN. */
+/* Replaces the worst score of a row's heap by each larger one; equal scores, which come later, and NaN do not enter. */
 static void T(take_top)(const Params *p, Task *t, ix r, const REAL *s, VEC peaks, ix first) {
     const ix k = p->row_request.k;
     REAL *heap = (REAL *)t->stats.heap + r * k, limit = heap[0];
     int32_t *keys = t->stats.heap_keys + r * k;
     if (!(V(largest)(peaks) > limit)) return;
-    if (limit == -INFINITY) limit = T(first_limit)(peaks, k);    /* 512 scores: 11 of them go in for k = 8, not 41 */
+    if (limit == -INFINITY) limit = T(first_limit)(peaks, k);    /* of 512 scores, 11 enter for k = 8, not 41 */
     for (ix j = t->from; j < t->to; j += LANES) {
         if (heap[0] > limit) limit = heap[0];
         unsigned bits = V(above)(V(load)(s + j), V(set1)(limit));
@@ -60,7 +60,7 @@ STEP void T(begin_row_statistics)(const Params *p, Task *t) {
     }
 }
 
-/* What the softmax overwrites: the scores, and the state of the rows. */
+/* Saves what the softmax overwrites: the scores, and the state of the rows. */
 STEP void T(add_scores_to_statistics)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const RowRequest *w = &p->row_request;
     for (ix r = 0; r < n && w->k; r++)
@@ -75,7 +75,7 @@ STEP void T(add_scores_to_statistics)(const Params *p, Task *t, ix r0, ix n, ix 
     }
 }
 
-/* Sums over a part of weight x log2 weight, both relative to the row maximum. */
+/* Sums weight x log2 weight over a part, both relative to the row maximum. */
 INLINE void T(surprises)(const int rows, const REAL *w, const REAL *s, ix stride, ix from, ix to, const REAL *shift,
                          VEC c, double *total) {
     VEC sum[GROUP_ROWS];
@@ -88,7 +88,7 @@ INLINE void T(surprises)(const int rows, const REAL *w, const REAL *s, ix stride
     UNROLL for (int r = 0; r < rows; r++) total[r] = V(sum)(sum[r]);
 }
 
-/* Sums over a part of weight, weight x place in the block, and weight x distance from a place. */
+/* Sums weight, weight x column, and weight x distance from column `own` over a part. */
 static void T(moments)(const REAL *w, ix from, ix to, REAL own, double *sums) {
     REAL lanes[LANES];
     for (ix i = 0; i < LANES; i++) lanes[i] = (REAL)i;
@@ -104,7 +104,7 @@ static void T(moments)(const REAL *w, ix from, ix to, REAL own, double *sums) {
     sums[2] = V(sum)(distance);
 }
 
-/* The same sums by k_positions: places are positions, in double since these may be far apart. */
+/* moments() of k_positions instead of columns, in double because positions may be far apart. */
 static void T(moments_by_position)(const Params *p, const Task *t, const REAL *w, ix first, ix own, double *sums) {
     sums[0] = sums[1] = sums[2] = 0;
     for (ix j = t->column; j < t->column_stop; j++) {
@@ -114,7 +114,7 @@ static void T(moments_by_position)(const Params *p, const Task *t, const REAL *w
     }
 }
 
-/* After the softmax of the part: older sums take the factor of the new row maximum, and move by its step. */
+/* Adds a part after its softmax: older sums are rescaled, and shifted, to the new row maximum. */
 STEP void T(add_weights_to_statistics)(const Params *p, Task *t, ix r0, ix n, ix block) {
     const RowRequest *w = &p->row_request;
     const REAL *alpha = P_(alpha);
@@ -131,7 +131,7 @@ STEP void T(add_weights_to_statistics)(const Params *p, Task *t, ix r0, ix n, ix
         for (ix r = 0; r < n; r++) {
             double *sum = t->stats.surprise + r0 + r,
                 step = (t->stats.max_before[r] - (double)P_(row_max)[r0 + r]) * p->exponent;
-            /* 0 * inf */
+            /* avoids 0 * inf */
             if (t->stats.sum_before[r] != 0)
                 *sum = alpha[r] == 0 ? 0 : alpha[r] * (*sum + t->stats.sum_before[r] * step);
             *sum += total[r];
@@ -150,7 +150,7 @@ STEP void T(add_weights_to_statistics)(const Params *p, Task *t, ix r0, ix n, ix
 
 /* ---------------------------------------------------------------------------------------------------------- results */
 
-/* The heap in order, its scores as weights. */
+/* Writes the heap in descending order, its scores as weights. */
 static void T(store_top)(const Params *p, Task *t, ix r, REAL top, REAL inverse, int empty) {
     const ix k = p->row_request.k, at = row_index(p, t, r) * k;
     REAL *heap = (REAL *)t->stats.heap + r * k, *out = (REAL *)p->row_request.top + at;
@@ -170,14 +170,14 @@ static void T(store_top)(const Params *p, Task *t, ix r, REAL top, REAL inverse,
     }
 }
 
-/* Statistics of rows that have seen all their keys; before write_rows(), which replaces the row sums. */
+/* Writes statistics of rows that have seen all their keys; before write_rows(), which replaces the row sums. */
 STEP void T(write_row_statistics)(const Params *p, Task *t, ix r0, ix n) {
     const RowRequest *w = &p->row_request;
     for (ix r = r0; r < r0 + n; r++) {
         const ix i = row_index(p, t, r);
         const double top = (double)P_(row_max)[r] * p->unit, own = t->row_sum[r];
         double lse = 0, sum = T(close_row)(p, t, r, &lse), inverse = own == 0 ? 0 : 1 / sum;
-        double rest = log(sum);          /* lse - top, whose digits a large top would take */
+        double rest = log(sum);          /* lse - top, without the cancellation of a large top */
         if (w->given) {
             double given = ((const REAL *)w->given)[i];
             rest = given - top;
@@ -191,7 +191,7 @@ STEP void T(write_row_statistics)(const Params *p, Task *t, ix r0, ix n) {
         if (w->distance) ((REAL *)w->distance)[i] = empty ? 0 : (REAL)(t->stats.distance[r] * inverse);
         if (!w->entropy) continue;
         double entropy = inverse == 0 ? 0 : inverse * (own * rest - t->stats.surprise[r] * (p->unit / p->exponent));
-        if (p->sinks.data) {                                 /* the sink is one more event */
+        if (p->sinks.data) {                                 /* the sink counts as one more key */
             REAL sink;
             memcpy(&sink, p->sinks.data + t->row[r].head * p->sinks.head, sizeof sink);
             double gap = sink - top, surprise = gap > 0 ? log1p(own * exp(-gap)) : rest - gap;

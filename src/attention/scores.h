@@ -4,9 +4,9 @@
  * Per group and block, 6 x block_k scores are written to L1 once and read once by each later step; keys and values
  * stream from L2 (block_k * (D + Dv) * 4 bytes), one vector load for 6 multiply-and-adds. */
 
-/* rows x vectors products of query rows with one panel of keys over `depth` depths (or pairs of them), added to those
- * before unless they are the first; in the last vector, lanes without a bit in `tail` become -inf. The depth runs in
- * order for every tile shape, so a score has the same bits wherever its row and key fall. */
+/* Multiplies query rows by one panel of keys over `depth` depths (or pairs of them), and adds earlier products unless
+ * `first`; lanes of the last vector without a bit in `tail` become -inf. Every tile shape sums the depths in order, so
+ * the bits of a score do not depend on which tile computes it. */
 INLINE void T(scores_tile)(const int pairs, const int rows, const int vectors, const REAL *const *q, const REAL *k,
                            ix depth, int first, unsigned tail, REAL *s, ix stride, VEC *peak) {
     VEC sum[TALL_ROWS][TILE_VECTORS];
@@ -21,7 +21,7 @@ INLINE void T(scores_tile)(const int pairs, const int rows, const int vectors, c
     UNROLL for (int r = 0; r < rows; r++) {
         UNROLL for (int v = 0; v < vectors; v++) {
             V(store)(s + r * stride + v * LANES, sum[r][v]);
-            peak[r] = V(max)(sum[r][v], peak[r]);     /* the running maximum is second: a NaN score is passed over */
+            peak[r] = V(max)(sum[r][v], peak[r]);     /* max() returns its second operand for NaN */
         }
     }
 }
@@ -51,7 +51,7 @@ INLINE void T(scores_rows)(const int pairs, const int rows, const Params *p, con
     UNROLL for (int r = 0; r < rows; r++) V(store)(P_(peaks) + r * LANES, peak[r]);
 }
 
-/* Prefetch what the next group of rows reads first: its queries and its sums. */
+/* Prefetches the queries and sums of the next group of rows. */
 INLINE void T(prefetch_group)(const Params *p, const Task *t, ix r0) {
     for (ix r = r0; r < ix_min(r0 + GROUP_ROWS, t->rows); r++) {
         prefetch_lines(t->q_rows[r], p->head_dim * (ix)sizeof(REAL), 0);

@@ -1,13 +1,13 @@
-/* splits.h (template over REAL; after gemm/rows.h): states of few rows whose keys are split, and their merging. */
+/* splits.h (template over REAL; after gemm/rows.h): saves and merges the states of few rows whose keys are split. */
 
-/* A state is what is known of a row after some keys: [sum of values][sum of nonfinite values][maximum][uses nonfinite]
- * and the row sum in double. */
+/* The state of a row after some keys: [sum of values][sum of nonfinite values][maximum][uses nonfinite] and the row sum
+ * in double. */
 INLINE REAL *T(state)(const Params *p, char *states, ix r) { return (REAL *)(states + r * p->state_bytes); }
 INLINE double *T(state_sum)(const Params *p, REAL *state) { return (double *)(state + 2 * p->value_stride + LANES); }
 
 STEP void T(save_state)(const Params *p, Task *t, char *states) {
     ix width = p->value_stride;
-    for (ix i = 0; i < t->rows * width; i++) {       /* sums so large that states of them could overflow */
+    for (ix i = 0; i < t->rows * width; i++) {       /* scales sums so large that a merge could overflow */
         REAL *o = P_(o) + i;
         if (!(FABS(*o) >= LARGEST)) continue;
         if (!t->uses_nonfinite) memset(t->nonfinite_o, 0, t->rows * width * sizeof(REAL));

@@ -1,8 +1,7 @@
 /* values.h (template over REAL; after gemm/rank1.h, attention/nonfinite.h): weighted sum over packed values. */
 
-/* o = o * alpha + weights @ values for rows x vectors. The rescaling is one multiply-and-add where the sums are stored:
- * as their start value it would cost the same, but every addition would round at the size of all blocks so far instead
- * of this one's. */
+/* o = o * alpha + weights @ values for rows x vectors. One FMA rescales o as the sums are stored: sums that start from
+ * o * alpha would cost the same, but round each addition at the magnitude of all blocks so far, not of this one. */
 INLINE void T(values_tile)(const int pairs, const int rows, const int vectors, const REAL *const *w, const REAL *v,
                            ix v_stride, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     VEC sum[TALL_ROWS][TILE_VECTORS];
@@ -43,7 +42,7 @@ INLINE void T(add_values)(const int pairs, const Params *p, const Task *t, ix r0
 #undef ROWS
 }
 
-/* One copy for attention and weighted_sum: 13 KB of code a type and instruction set. */
+/* Not inlined, so that attention and weighted_sum share 13 KB of code per type and instruction set. */
 STEP void T(add_real_values)(const Params *p, const Task *t, ix r0, ix n, ix block, const REAL *const *w,
                              const REAL *values) {
     T(add_values)(0, p, t, r0, n, block, w, values);

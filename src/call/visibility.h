@@ -24,8 +24,8 @@ static inline Range positions_seen(const Params *p, Lengths n, ix i) {
     return (Range){start, stop};
 }
 
-/* Keys that query row i may see, as a range of indices; empty (0, 0) for a row past its length. With k_positions causal
- * order and window cut none: keys_seen() of open_task.h does, block by block. */
+/* Keys that query row i may see, as a range of indices; empty (0, 0) for a row past its length. With k_positions the
+ * range ignores causal order and window, which keys_seen() of open_task.h applies block by block. */
 static inline Range visible(const Params *p, Lengths n, ix i) {
     Range seen = p->by_position ? (Range){0, PTRDIFF_MAX} : positions_seen(p, n, i);
     ix start = ix_max(seen.start, 0), stop = ix_min(seen.stop, n.kv_length);
@@ -33,8 +33,8 @@ static inline Range visible(const Params *p, Lengths n, ix i) {
     return (Range){start, stop};
 }
 
-/* Positions of the keys of a block: from the least to behind the largest (empty for no keys), and whether they ascend,
- * as in a cache: then a row sees a range of the keys, else each key is tested. */
+/* Positions of the keys of a block: their span (empty for no keys), and whether they ascend, as in a cache. If they
+ * do, a row sees a range of the keys; else each key is tested. */
 typedef struct { Range span; int ascend; } Positions;
 
 static inline __attribute__((always_inline)) Positions scan_positions(const char *k, ix stride, ix first, ix stop) {
@@ -50,13 +50,13 @@ static inline __attribute__((always_inline)) Positions scan_positions(const char
     return (Positions){{low, high + 1}, !falls};
 }
 
-/* One copy for contiguous positions, which the compiler makes vectors of. */
+/* A constant stride lets the compiler vectorize contiguous positions. */
 static Positions positions_of_keys(const char *k, ix stride, ix first, ix stop) {
     return stride == sizeof(int64_t) ? scan_positions(k, sizeof(int64_t), first, stop)
                                      : scan_positions(k, stride, first, stop);
 }
 
-/* The first of keys start .. stop, whose positions ascend, at or behind a position. */
+/* The first of keys start .. stop, whose positions ascend, with at least a given position. */
 static ix first_key_from(const char *k, ix stride, ix start, ix stop, ix position) {
     while (start < stop) {
         const ix middle = start + (stop - start) / 2;
@@ -66,7 +66,7 @@ static ix first_key_from(const char *k, ix stride, ix start, ix stop, ix positio
     return start;
 }
 
-/* allow &= whether n positions, `stride` bytes apart, are among those seen */
+/* Clears allow[j] where position j, of n that are `stride` bytes apart, is not among those seen. */
 static void and_positions(uint8_t *restrict allow, const char *restrict k, ix stride, ix n, Range seen) {
 #define AND_POSITIONS(stride) for (ix j = 0; j < n; j++) { \
         const int64_t x = integer_at(k + j * (ix)(stride)); \
