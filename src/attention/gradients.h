@@ -39,7 +39,8 @@ static void T(load_rows)(const Params *p, const Task *t, const Array *a, ix dept
 STEP void T(load_gradient_rows)(const Params *p, const Gradients *w, Task *t, GradientScratch *b) {
     memset(b->nonfinite, 0, t->rows);
     if (w->row_factors.data)
-        T(load_rows)(p, t, &w->row_factors, w->factor_dim, w->factor_stride, 0, b->row_factors, t->q_rows, b->nonfinite);
+        T(load_rows)(p, t, &w->row_factors, w->factor_dim, w->factor_stride, 0, b->row_factors, t->q_rows,
+                     b->nonfinite);
     T(load_rows)(p, t, &p->query, p->head_dim, w->stride, p->flip, b->query, t->q_rows, b->nonfinite);
     T(load_rows)(p, t, &w->grad_out, w->value_dim, w->value_stride, 0, b->grad_out, b->grad_rows, b->nonfinite);
     b->any_nonfinite = 0;
