@@ -77,6 +77,12 @@ class WeightedHeads(Blocks):
     Its arrays are those of the weights, and it is theirs in dtype. Sums and products are sums of those of the heads;
     what is not linear (`topk`, `max`, `entropy`, `key_max`, `key_hits` and the like) comes from dense blocks of rows.
     There a key counts for a row where the sum is not 0.
+
+    Examples
+    --------
+    >>> from attnc import AttentionWeights
+    >>> AttentionWeights(np.zeros((2, 1, 8)), np.zeros((2, 4, 8))).weighted(heads=[1.0, -0.5]).dense()
+    array([[0.125, 0.125, 0.125, 0.125]])
     """
 
     _has_heads = False
@@ -238,7 +244,7 @@ class WeightedHeads(Blocks):
                 out += block * c if c.all() else np.where(c == 0, 0, block * c)
 
     def _sum(self, x: np.ndarray, axes: int) -> np.ndarray:
-        """The sum in float64 over the heads of x (..., q_heads, and so many axes); those with 0 add nothing."""
+        """The sum in float64 over the heads of x (..., q_heads, ...); those with 0 add nothing."""
         x = x if self._W.ndim > 2 else x[None]
         c = self._coefficients.reshape(*self._coefficients.shape, *[1] * axes).astype(np.float64)
         with np.errstate(all="ignore"):

@@ -89,7 +89,7 @@ def rows_of_block(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def row_blocks(W: Lazy, rows: int, visible: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
-    """Slices of at most so many rows, and their dense places; inside an answer. For `visible` see `Lazy._write`."""
+    """Slices of at most `rows` rows, and their dense places; inside an answer. For `visible` see `Lazy._write`."""
     lead, keys = (slice(None),) * (W.ndim - 2), slice(0, W.shape[-1])
     for start in range(0, W.shape[-2] if W.shape[-1] else 0, rows):
         some = slice(start, min(start + rows, W.shape[-2]))

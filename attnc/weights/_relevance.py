@@ -38,6 +38,13 @@ class Relevance(Blocks):
     `AttentionWeights.relevance` makes it. With the weights w, the values v and the gradient g of the output it is
     ``w[i, j] * max(0, g[i] @ v[j])``, or without the maximum for ``sign="both"``; 0 where the weight is 0. It is in the
     dtype of the weights, or in float64 if an array is; its results are the same to the bit for any number of threads.
+
+    Examples
+    --------
+    >>> from attnc import AttentionWeights
+    >>> R = AttentionWeights([[0.]], [[0.], [0.]]).relevance([[1.], [-3.]], [[2.]])
+    >>> R.dense()
+    array([[1., 0.]])
     """
 
     _W: Held
