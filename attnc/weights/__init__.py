@@ -1,4 +1,4 @@
-"""The weights of attention as an object, and what can be said of them without the matrix."""
+"""The weights of attention as an object, and exact statistics of them without the matrix."""
 
 from ._heads import WeightedHeads
 from ._products import rollout

@@ -1,4 +1,4 @@
-"""Dense weights block by block: all of them, iteration, a user's own reduction, a sparse export."""
+"""Dense weights block by block: as one array, as an iterator, reduced by a user's function, as a sparse matrix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._held import Lazy
 
 
 class Blocks(Lazy):
-    """Methods that go over dense places, a few at a time."""
+    """Methods that compute dense weights, a block at a time."""
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
@@ -26,14 +26,14 @@ class Blocks(Lazy):
         return self.dense(dtype=dtype)
 
     def dense(self, *, dtype: DTypeLike | None = None, out: Array | None = None, progress: Progress = None) -> Array:
-        """All of it as an array.
+        """The whole matrix as an array.
 
         Parameters
         ----------
         dtype : dtype, optional
-            float16, bfloat16, float32 or float64; by default that of `out`, or its own.
+            float16, bfloat16, float32 or float64; by default the dtype of `out`, or of the matrix.
         out : array, optional
-            Receives it; of its shape and any of these dtypes. It may be a `numpy.memmap`.
+            Receives the matrix; of its shape and any of these dtypes. It may be a `numpy.memmap`.
         progress : bool or function, optional
 
         Returns
@@ -70,17 +70,17 @@ class Blocks(Lazy):
         Parameters
         ----------
         function : callable
-            Gets the state, a tile of one head (2-D) and its index: ``W.dense()[index]`` is the tile.
+            Receives the state, a tile of one head (2-D) and its index: ``W.dense()[index]`` is the tile.
         initial : object
             The first state.
         rows, keys : int
-            The most that a tile has of each.
+            The largest number of rows and keys of a tile.
         progress : bool or function, optional
 
         Returns
         -------
         object
-            The last state. What the function raises comes through.
+            The last state. Exceptions of the function are passed on.
 
         Examples
         --------
@@ -102,14 +102,14 @@ class Blocks(Lazy):
     def sparse(
             self, *, threshold: float | None = None, top_p: float | None = None, progress: Progress = None
     ) -> SparseWeights:
-        """The large weights alone, and what each row lost.
+        """Only the large weights, and the sum of the dropped weights of each row.
 
         Parameters
         ----------
         threshold : float, optional
-            Keep weights of at least this.
+            Keep weights of at least this value.
         top_p : float, optional
-            Or of each row the fewest keys, from the largest weight down, with this share of the sum of its weights.
+            Or keep, in each row, the fewest largest weights whose sum reaches this share of the row's sum.
         progress : bool or function, optional
 
         Returns
@@ -152,12 +152,12 @@ def _tiles(shape: tuple[int, ...], rows: int, keys: int) -> Iterator[tuple[Any, 
 
 
 def _n_tiles(shape: tuple[int, ...], rows: int, keys: int) -> int:
-    """How many `_tiles` there are."""
+    """Number of `_tiles`."""
     return math.prod(shape[:-2]) * -(-shape[-2] // rows) * -(-shape[-1] // keys)
 
 
 def _kept(weights: np.ndarray, threshold: float | None, top_p: float | None) -> np.ndarray:
-    """Which weights a sparse export keeps, never one of 0."""
+    """Which weights a sparse export keeps; never a weight of 0."""
     if top_p is None:
         return (weights >= threshold) & (weights > 0)
     order = np.argsort(-weights, axis=-1, kind="stable")

@@ -29,7 +29,7 @@ class Heads(Held):
         Parameters
         ----------
         out : array, optional
-            Receives it; of its shape and dtype.
+            Receives the mean; of its shape and dtype.
         progress : bool or function, optional
         """
         a, total = self._a, self.weighted(heads=np.ones(self._a.q_heads))
@@ -46,12 +46,12 @@ class Heads(Held):
         Parameters
         ----------
         heads : float array (batch..., q_heads)
-            How much each head counts; leading axes broadcast. One with 0 adds nothing, even if it holds NaN.
+            The coefficient of each head; leading axes broadcast. A head with 0 adds nothing, even if it holds NaN.
 
         Returns
         -------
         WeightedHeads
-            Of shape (..., q_len, kv_len), with the statements and dense parts that the weights have, and products.
+            Of shape (..., q_len, kv_len), with the statistics, dense parts and products that the weights have.
 
         Raises
         ------
@@ -74,9 +74,9 @@ class Heads(Held):
 class WeightedHeads(Blocks):
     """A weighted sum of heads, which `AttentionWeights.weighted` makes: (..., q_len, kv_len).
 
-    Its arrays are those of the weights, and it is theirs in dtype. Sums and products are sums of those of the heads;
-    what is not linear (`topk`, `max`, `entropy`, `key_max`, `key_hits` and the like) comes from dense blocks of rows.
-    There a key counts for a row where the sum is not 0.
+    It holds the arrays of the weights and has their dtype. Sums and products are sums over the heads' own; statistics
+    that are not linear (`topk`, `max`, `entropy`, `key_max`, `key_hits` and the like) are computed from dense blocks of
+    rows. For these a key counts for a row if the weighted sum is not 0.
 
     Examples
     --------
@@ -108,7 +108,7 @@ class WeightedHeads(Blocks):
         return self._sum(self._W.row_mass(keys=keys, progress=progress), 1)
 
     def lost_mass(self, keep: ArrayLike, *, progress: Progress = None) -> Array:
-        """What each row would lose if only some keys were kept, as `AttentionWeights.lost_mass`: (..., q_len).
+        """The mass that each row loses if only some keys are kept, as `AttentionWeights.lost_mass`: (..., q_len).
 
         `keep` broadcasts to (..., q_len, kv_len).
         """
@@ -121,13 +121,13 @@ class WeightedHeads(Blocks):
         return self._sum(self._W.mean_distance(progress=progress), 1)
 
     def mean_position(self, *, progress: Progress = None) -> Array:
-        """``sum(a[j] * j)`` of each row (..., q_len); -1 where no head that counts sees a key."""
+        """``sum(a[j] * j)`` of each row (..., q_len); -1 where no head with a coefficient other than 0 sees a key."""
         of_heads, c = self._W.mean_position(progress=progress), self._coefficients[..., None]
         empty = ((of_heads.reshape(*c.shape[:-1], self.shape[-2]) == -1) | (c == 0)).all(-2)
         return np.where(empty, -1, self._sum(np.where(of_heads == -1, 0, of_heads), 1)).astype(self.dtype)
 
     def topk(self, k: int, *, progress: Progress = None) -> TopKeys:
-        """The k largest of each row and their keys, as `AttentionWeights.topk`; what is 0 does not count."""
+        """The k largest entries of each row and their keys, as `AttentionWeights.topk`; entries of 0 do not count."""
         k = checks.check_k(k)
         weights = np.zeros((*self.shape[:-1], k), self.dtype)
         indices = np.full(weights.shape, -1)
@@ -144,11 +144,11 @@ class WeightedHeads(Blocks):
         return TopKeys(weights, indices)
 
     def max(self, *, progress: Progress = None) -> Array:
-        """The largest of each row (..., q_len), of what is not 0."""
+        """The largest entry of each row that is not 0: (..., q_len)."""
         return self.topk(1, progress=progress).weights[..., 0]
 
     def argmax(self, *, progress: Progress = None) -> Integers:
-        """The key of the largest of each row, the first of equals; -1 for a row of zeros."""
+        """The key of the largest entry of each row, the first of equals; -1 for a row of zeros."""
         return self.topk(1, progress=progress).indices[..., 0]
 
     def entropy(self, *, progress: Progress = None) -> Array:
@@ -170,20 +170,20 @@ class WeightedHeads(Blocks):
         return self._W.key_mass(rows=rows, row_weights=amounts, heads="sum", progress=progress)
 
     def key_max(self, *, rows: Rows = None, progress: Progress = None) -> Array:
-        """The largest that each key receives from the `rows`, at least 0: (..., kv_len)."""
+        """The largest entry of each key over the `rows`, at least 0: (..., kv_len)."""
         found = np.zeros((*self.shape[:-2], self.shape[-1]), self.dtype)
         self._key_by_key(rows, lambda block: np.maximum(found, block.max(-2, initial=0), out=found), progress)
         return found
 
     def key_hits(self, threshold: float, *, rows: Rows = None, progress: Progress = None) -> Integers:
-        """How many of the `rows` give each key more than `threshold`: int64 (..., kv_len)."""
+        """Number of the `rows` whose entry at each key is above `threshold`: int64 (..., kv_len)."""
         above = self.dtype.type(checks.check_threshold(threshold, self.dtype))
         found = np.zeros((*self.shape[:-2], self.shape[-1]), np.int64)
         self._key_by_key(rows, lambda block: np.add(found, (block > above).sum(-2), out=found), progress)
         return found
 
     def map(self, bins: tuple[int, int], *, reduce: Reduced = "mean", progress: Progress = None) -> Array:
-        """A small picture, as `AttentionWeights.map`: (..., row_bins, col_bins)."""
+        """A binned map, as `AttentionWeights.map`: (..., row_bins, col_bins)."""
         if checks.check_reduce(reduce) == "mean":
             return self._sum(self._W.map(bins, progress=progress), 2)
         row_bins, key_bins = checks.check_bins(bins, self._W._a)

@@ -1,4 +1,4 @@
-"""What lazy matrices have in common, and what lazy weights hold: their arguments, the lse and norm of their rows."""
+"""The base of lazy matrices, and of lazy weights, which hold their arguments and the lse and norm of their rows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ALL = slice(None)
 
 
 class Lazy:
-    """A matrix for each head, or one, whose places are computed when asked."""
+    """A matrix for each head, or a single one, whose entries are computed on demand."""
 
-    _has_heads = True       # an axis of heads, unless there are two axes alone
+    _has_heads = True       # the third axis from the end, if any, is that of heads
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ class Lazy:
 
     @contextmanager
     def _answer(self, progress: Progress = None, parts: int = 1) -> Iterator[Steps]:
-        """The work on one answer, from arrays that are the same before and after it."""
+        """Context of the work on one result: raises if an array changes before the end of it."""
         with Steps(progress, parts) as steps:
             self._check_operands()
             yield steps
@@ -58,25 +58,25 @@ class Lazy:
 
     @property
     def _arrays(self) -> dict[str, Array]:
-        """The arrays that it holds, by name as an argument."""
+        """The arrays that the matrix holds, by the names of arguments."""
         raise NotImplementedError
 
     def _check_operands(self) -> None:
-        """Raise unless the arrays are as the first answer found them, which this may be."""
+        """Raise if an array has changed since the first result."""
         raise NotImplementedError
 
     def _norm(self, report: Report | None) -> Array | None:
-        """What is computed of the rows before any place."""
+        """Compute what entries need to know of their rows, once."""
         raise NotImplementedError
 
     def _write(self, lead: tuple[slice, ...], rows: slice, keys: slice, out: Array, visible: bool = False) -> None:
-        """Dense places of consecutive rows and keys, of the slices `lead` of the leading axes; a NaN row is NaN
-        throughout, or, of the `visible` ones, only where it sees the key."""
+        """Write entries of consecutive rows and keys, of the slices `lead` of the leading axes; a NaN row is NaN
+        throughout, or, with `visible`, only at keys that it sees."""
         raise NotImplementedError
 
 
 class Held(Lazy):
-    """Checked arguments of weights, the lse if one was given, and what the first answer computed of the rows."""
+    """Checked arguments of weights, a given lse, and the norm and lse of the rows once they are computed."""
 
     _a: Args
     _given: Array | None
@@ -111,7 +111,7 @@ class Held(Lazy):
         try:
             operands.check()
         except RuntimeError:
-            self._known = None           # which may be of both states
+            self._known = None           # may mix values from before and after the change
             raise
 
     def _lse(self) -> Array:
@@ -130,7 +130,7 @@ class Held(Lazy):
 
     def _norm_of(
             self, some: Args, batch: tuple[slice, ...], heads: slice, rows: slice) -> tuple[Array | None, Array | None]:
-        """The norm or the given lse of some rows, whose arguments are `some`; for a small part no other is computed."""
+        """The norm or the given lse of some rows, whose arguments are `some`; for few rows the rest is not computed."""
         index = (*(batch or [ALL] * len(self._a.batch)), heads, rows)
         whole = (*self._a.batch, self._a.q_heads, self._a.q_len)
         if self._given is not None:
@@ -146,7 +146,7 @@ class Held(Lazy):
         found = _sweeps.rows(self._a, self._given, names, k, report)
         if self._given is None:
             lse = found["lse"].reshape(self._a.lse_shape)
-            lse.flags.writeable = False          # users see it, and it serves all answers
+            lse.flags.writeable = False          # users see this array, and all later results use it
             self._known = found["norm"], lse
         shown: dict[str, Any] = {name: found[name].reshape(self._a.lse_shape) for name in names}
         if k is not None:
@@ -155,7 +155,7 @@ class Held(Lazy):
         return shown
 
     def _write(self, lead: tuple[slice, ...], rows: slice, keys: slice, out: Array, visible: bool = False) -> None:
-        """Dense weights of consecutive rows and keys; heads that do not fill whole groups one at a time."""
+        """Write weights of consecutive rows and keys; heads that are not all of them are computed one at a time."""
         a, batch = self._a, lead[:-1]
         heads = lead[-1] if lead else ALL
         places = range(*heads.indices(a.q_heads))

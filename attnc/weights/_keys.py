@@ -1,4 +1,4 @@
-"""What can be said of each key, and of bins of rows and keys: sums over rows whose lse is known."""
+"""Statistics of each key, and of bins of rows and keys: reductions over rows whose lse is known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._sweeps import Bins, Steps
 
 
 class KeyStatistics(Held):
-    """Methods of `AttentionWeights` with a result for each key or bin of keys; a key counts for rows that see it."""
+    """Methods of `AttentionWeights` with a result for each key or bin of keys, over the rows that see the key."""
 
     def key_mass(
             self, *, rows: Rows = None, row_weights: ArrayLike | None = None,
@@ -26,15 +26,15 @@ class KeyStatistics(Held):
         Parameters
         ----------
         rows : slice, int array or bool array (q_len,), optional
-            Which rows count, by default all; a row that is named twice counts twice.
+            The rows that count, by default all; a row that is named twice counts twice.
         row_weights : float array, optional
-            How much each row counts; broadcasts to (..., q_heads, q_len).
+            A factor for each row; broadcasts to (..., q_heads, q_len).
         heads : {"mean", "sum", "max", "group"}, optional
-            How the heads become one; "group" sums those that share a head of the keys, as a cache holds them.
+            The reduction over heads; "group" sums the query heads that share a key head, as a cache holds them.
         normalize : bool
-            Divide by the rows that may see the key, each counted by its weight; 0 where there is none.
+            Divide by the number of rows that may see the key, or the sum of their `row_weights`; 0 if there are none.
         out : array, optional
-            The result is added to it: mass over several calls, as evictions from a cache need it.
+            Receives the sum of itself and the result: mass over several calls, for evictions from a cache.
         progress : bool or function, optional
 
         Returns
@@ -71,7 +71,7 @@ class KeyStatistics(Held):
             return self._sweep_keys(steps, order=order, names=("max",))["max"].reshape(self._key_shape)
 
     def key_hits(self, threshold: float, *, rows: Rows = None, progress: Progress = None) -> Integers:
-        """How many of the `rows` give each key a weight above `threshold`: int64 (..., q_heads, kv_len)."""
+        """Number of the `rows` whose weight of each key is above `threshold`: int64 (..., q_heads, kv_len)."""
         threshold = checks.check_threshold(threshold, self.dtype)
         order, _ = self._walk(rows, None)
         with self._answer(progress, 2) as steps:
@@ -80,15 +80,15 @@ class KeyStatistics(Held):
     def map(
             self, bins: tuple[int, int], *, reduce: Reduced = "mean", progress: Progress = None
     ) -> Array:
-        """The weights as a small picture.
+        """The weights reduced to a map of bins of rows and keys.
 
         Parameters
         ----------
         bins : tuple (row_bins, col_bins)
-            Row i is in bin ``i * row_bins // q_len``; keys alike. At most as many as rows and keys.
+            Numbers of bins, at most q_len and kv_len. Row i is in bin ``i * row_bins // q_len``; likewise keys.
         reduce : {"mean", "max"}
-            The mean over the rows of a bin of the sum over its keys, so that a row of the map sums to the mean of its
-            rows' sums; or the largest weight.
+            "mean" takes the mean over a bin's rows of the sum over its keys, so that a row of the map sums to the mean
+            of its rows' sums; "max" the largest weight.
         progress : bool or function, optional
 
         Returns
@@ -108,12 +108,12 @@ class KeyStatistics(Held):
     def pool(
             self, query_labels: ArrayLike, key_labels: ArrayLike, *, reduce: Reduced = "mean",
             progress: Progress = None) -> Array:
-        """A map over given groups: sub-words as words, patches as regions.
+        """A map over given groups, for example from sub-words to words or from patches to regions.
 
         Parameters
         ----------
         query_labels, key_labels : int array (q_len,) and (kv_len,)
-            The group of each row and key, from 0; a negative one leaves the place out.
+            The group of each row and key, from 0; a negative label excludes the row or key.
         reduce : {"mean", "max"}
             As in `map`. A group without members gives 0.
         progress : bool or function, optional
@@ -136,7 +136,7 @@ class KeyStatistics(Held):
             return self._shaped_map(self._sweep_keys(steps, bins=bins)["map"])
 
     def _walk(self, rows: Rows, row_weights: ArrayLike | None) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """The rows that count, and how much each does, contiguous (batch..., q_heads, q_len); None: all, and once."""
+        """The rows that count (None: all), and their factors, contiguous (batch..., q_heads, q_len) (None: 1)."""
         counts, weights = checks.check_rows(rows, self._a), checks.check_row_weights(row_weights, self._a)
         if counts is not None and counts.max(initial=0) > 1:
             weights = (1 if weights is None else weights) * counts.astype(self.dtype)
@@ -150,7 +150,7 @@ class KeyStatistics(Held):
 
     def _map_bins(self, bins: tuple[int, int], reduce: str) -> Bins:
         row_bins, key_bins = checks.check_bins(bins, self._a)
-        np.empty((*self.shape[:-2], row_bins, key_bins), self._a.acc)       # refused before any place is listed
+        np.empty((*self.shape[:-2], row_bins, key_bins), self._a.acc)       # raises MemoryError before any work
         return Bins(bin_labels(row_bins, self._a.q_len), bin_labels(key_bins, self._a.kv_len), row_bins,
                     key_bins, reduce == "max")
 
@@ -163,7 +163,7 @@ class KeyStatistics(Held):
 
 
 def over_heads(x: Array, heads: str | None, a: Args) -> Array:
-    """Something (..., q_heads, n) reduced over its heads, or over those that share a key head."""
+    """x (..., q_heads, n) reduced over its heads, or over those that share a key head."""
     if heads is None or a.two_d:
         return x
     if heads == "group":
@@ -177,7 +177,7 @@ def over_heads(x: Array, heads: str | None, a: Args) -> Array:
 
 
 def _mass_shape(a: Args, heads: str | None) -> tuple[int, ...]:
-    """Shape of something for each key, after `over_heads`."""
+    """Shape of a statistic of keys after `over_heads`."""
     if a.two_d:
         return (a.kv_len,)
     left = {None: (a.q_heads,), "group": (a.kv_heads,)}.get(heads, ())
@@ -185,5 +185,5 @@ def _mass_shape(a: Args, heads: str | None) -> tuple[int, ...]:
 
 
 def bin_labels(bins: int, length: int) -> np.ndarray:
-    """The bin of each place: floor(i * bins / length)."""
+    """The bin of each index i: floor(i * bins / length)."""
     return np.arange(length, dtype=np.int64) * bins // max(length, 1)

@@ -1,4 +1,4 @@
-"""The arrays that lazy weights hold, and a fingerprint of each, by which a change after the first answer is noticed."""
+"""Fingerprints of the arrays that lazy weights hold, which detect changes after the first result."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import numpy as np
 
 from .._checks import Args
 
-# Elements of an array that are compared: 0.6 µs for arrays of fewer, 7 µs for a query and key of 12 x 512 x 64, 0.1 to
-# 0.25 ms where each is read from memory; statistics of 12 heads of 512 x 512 weights take 2,000 µs on one thread.
+# Elements of an array that are compared. This takes 0.6 µs for smaller arrays, 7 µs for a query and key of
+# 12 x 512 x 64 in cache and 0.1 to 0.25 ms from memory; statistics of their 12 x 512 x 512 weights take 2,000 µs on one
+# thread.
 SAMPLES = 4096
 
 
 class Operands:
-    """What was in the arrays that weights are computed from when the first answer began.
+    """The contents of the arrays that weights are computed from, when the first result began.
 
     Parameters
     ----------
     arrays : dict
-        By name as an argument.
+        Arrays by the names of arguments.
     since : str
-        When that was, for the error.
+        The time of the fingerprint, for the error.
     """
 
     def __init__(self, arrays: dict[str, np.ndarray], since: str):
@@ -33,7 +34,7 @@ class Operands:
         return [x[places].tobytes() for x, places in self._samples.values()]       # as bits: NaN is equal to itself
 
     def check(self) -> None:
-        """Raise if an array is not as it was."""
+        """Raise if an array has changed."""
         now = self._now()
         if now != self._first:
             changed = [name for name, a, b in zip(self._samples, self._first, now, strict=True) if a != b]
@@ -43,15 +44,15 @@ class Operands:
 
 
 def own_views(a: Args) -> None:
-    """Hold views of the arrays of `a`: no one else can set their shape, strides or dtype."""
+    """Replace the arrays of `a` by views, whose shape, strides and dtype a user cannot set."""
     for name, x in a.arrays.items():
         setattr(a, name, x.view())
 
 
 def _samples(x: np.ndarray) -> tuple[np.ndarray, Any]:
-    """An array and an index of it: all elements of a small one; of a large one `SAMPLES`, among which is each index of
-    each axis that is no longer than that."""
-    # The ellipsis keeps an array of no axes an array: without it there would be a copy of its number.
+    """An array and an index of its compared elements: all of a small array, else `SAMPLES` that include each index of
+    each axis up to that length."""
+    # Without the ellipsis, an array without axes would become a scalar copy.
     x = x[(..., *[slice(1) if stride == 0 else slice(None, None, -1 if stride < 0 else 1) for stride in x.strides])]
     if x.size <= SAMPLES:
         return x, ...
@@ -65,7 +66,7 @@ def _samples(x: np.ndarray) -> tuple[np.ndarray, Any]:
 
 
 def _spread(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Indices on each axis, shuffled against each other: all of an axis up to SAMPLES long, of a longer one evenly."""
+    """SAMPLES indices of each axis, shuffled independently: all of a shorter axis, even steps of a longer one."""
     random, steps = np.random.default_rng(0), np.arange(SAMPLES)
     return tuple([random.permutation(steps % length if length <= SAMPLES else steps * length // SAMPLES)
                   for length in shape])

@@ -1,4 +1,4 @@
-"""The weights of chosen rows and keys: runs of consecutive places, each by one call of the kernels."""
+"""The weights at chosen rows and keys: one call of the kernels for each run of consecutive rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 Place: TypeAlias = slice | np.ndarray
 
-BLOCK_BYTES = 8 << 20     # of dense weights that are made only to take some of them
+BLOCK_BYTES = 8 << 20     # largest block of dense weights, where only some are needed
 
 
 def select(W: Lazy, chosen: Selection) -> Any:
-    """What NumPy would give for the dense weights: an array, or a scalar where no axis is left."""
+    """The result of NumPy's indexing of the dense weights: an array, or a scalar where no axis is left."""
     out = _taken(W, chosen.axes, math.prod(chosen.points))
     if not chosen.points:
         return out[(0, *chosen.rest)]
@@ -29,14 +29,14 @@ def select(W: Lazy, chosen: Selection) -> Any:
 
 
 def _taken(W: Lazy, axes: tuple[Place, ...], n_points: int) -> np.ndarray:
-    """Weights (points, axes of slices...), for a slice or the places of all points on each axis of W."""
+    """Weights (points, axes of slices...); `axes` has, for each axis of W, a slice or the indices of all points."""
     *lead, rows, keys = axes
     sizes = [len(range(*one.indices(length))) for one, length in zip(axes, W.shape, strict=True)
              if isinstance(one, slice)]
     placed = [i for i, one in enumerate(lead) if not isinstance(one, slice)]
     whole = isinstance(rows, slice) and isinstance(keys, slice)         # the same for all points of a head
     axis = 0 if whole else len(lead) - len(placed) + isinstance(rows, slice)
-    out = np.empty((*sizes[:axis], n_points, *sizes[axis:]), W.dtype)   # refused before any place is listed
+    out = np.empty((*sizes[:axis], n_points, *sizes[axis:]), W.dtype)   # raises MemoryError before any work
     for heads, points in _heads(lead, placed, W.shape, n_points) if out.size else ():
         if whole:
             _fill(W, heads, rows, keys, np.expand_dims(out[points[0]], placed))
@@ -53,7 +53,7 @@ def _taken(W: Lazy, axes: tuple[Place, ...], n_points: int) -> np.ndarray:
 
 def _heads(lead: list[Place], placed: list[int], shape: tuple[int, ...],
            n_points: int) -> Iterator[tuple[tuple[Any, ...], np.ndarray | range]]:
-    """Heads as a slice of each leading axis, and the points that are in them, ascending; `placed` axes have points."""
+    """Pairs of heads, as a slice of each leading axis, and their points, ascending; `placed` axes have points."""
     if not placed:
         yield tuple(lead), range(n_points)
         return
@@ -69,7 +69,7 @@ def _heads(lead: list[Place], placed: list[int], shape: tuple[int, ...],
 
 
 def _fill(W: Lazy, lead: tuple[Any, ...], rows: Place, keys: Place, out: np.ndarray) -> None:
-    """Weights of the heads in `lead`: of pairs of `rows` and `keys` if both are arrays, else of all."""
+    """Write weights of the heads in `lead`: at pairs of `rows` and `keys` if both are arrays, else at all of them."""
     if not isinstance(rows, slice) and not isinstance(keys, slice):
         _pointwise(W, lead, rows, keys, out)
         return
@@ -77,14 +77,14 @@ def _fill(W: Lazy, lead: tuple[Any, ...], rows: Place, keys: Place, out: np.ndar
     for one, axis in ((rows, -2), (keys, -1)):
         if isinstance(one, slice):
             one = np.arange(W.shape[axis])[one]
-            if len(one) and one[0] > one[-1]:       # ascending places are computed together
+            if len(one) and one[0] > one[-1]:       # runs are found in ascending order only
                 one, out = one[::-1], np.flip(out, axis)
         listed.append(one)
     outer(W, lead, listed[0], listed[1], out)
 
 
 def rows_of_block(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """How many rows fit in a block of dense places."""
+    """Number of rows of a block of dense weights that fit in BLOCK_BYTES, at least 1."""
     return max(1, BLOCK_BYTES // max(1, math.prod(shape[:-2]) * shape[-1] * dtype.itemsize))
 
 
@@ -100,7 +100,7 @@ def row_blocks(W: Lazy, rows: int, visible: bool = False) -> Iterator[tuple[slic
 
 
 def outer(W: Lazy, lead: tuple[Any, ...], rows: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
-    """Weights of all pairs of `rows` and `keys` (1-D) of the heads in `lead` into `out` (lead..., rows, keys)."""
+    """Write weights at all pairs of `rows` and `keys` (1-D) of the heads in `lead` to `out` (lead..., rows, keys)."""
     if not out.size:
         return
     first, last = int(keys.min()), int(keys.max()) + 1
@@ -125,7 +125,7 @@ def _nbytes(out: np.ndarray, rows: int, keys: int) -> int:
 
 
 def _runs(places: np.ndarray) -> Iterator[range]:
-    """Consecutive places as ranges."""
+    """Split indices into ranges of consecutive ones."""
     cuts = np.flatnonzero(np.diff(places) != 1) + 1
     for start, stop in zip([0, *cuts], [*cuts, len(places)], strict=True):
         if stop > start:
@@ -133,7 +133,7 @@ def _runs(places: np.ndarray) -> Iterator[range]:
 
 
 def _pointwise(W: Lazy, lead: tuple[Any, ...], rows: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
-    """One weight of each head for each pair of a row and a key."""
+    """Write one weight per head for each pair of a row and a key."""
     order = np.argsort(rows, kind="stable")
     there, starts = np.unique(rows[order], return_index=True)
     ends = [*starts.tolist(), rows.size]

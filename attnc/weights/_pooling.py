@@ -1,4 +1,4 @@
-"""Statements from dense blocks of rows, where the kernels have no sum for them."""
+"""Statistics from dense blocks of rows, where the kernels have no reduction for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def blocks(W: Lazy, steps: Steps | None = None) -> Iterator[tuple[slice, np.ndarray]]:
-    """Slices of rows and their dense places, each of which is one of the `steps`."""
+    """Slices of rows and their dense weights, each of which is one of the `steps`."""
     for some, block in _places.row_blocks(W, _places.rows_of_block(W.shape, W.dtype), True):
         report = None if steps is None else steps.part()
         yield some, block
@@ -25,12 +25,12 @@ def blocks(W: Lazy, steps: Steps | None = None) -> Iterator[tuple[slice, np.ndar
 
 
 def n_blocks(W: Lazy) -> int:
-    """How many `blocks` there are."""
+    """Number of `blocks`."""
     return -(-W.shape[-2] // _places.rows_of_block(W.shape, W.dtype))
 
 
 def key_sums(W: Lazy, amounts: np.ndarray) -> np.ndarray:
-    """Sums over the rows, each times its amount (..., q_len), where a row with 0 adds nothing: (..., kv_len)."""
+    """Sums over rows times their amounts (..., q_len): (..., kv_len). A row of amount 0 adds nothing, even NaN."""
     total = np.zeros((*W.shape[:-2], W.shape[-1]))
     amounts = np.broadcast_to(amounts, W.shape[:-1])
     with np.errstate(all="ignore"):
@@ -41,7 +41,7 @@ def key_sums(W: Lazy, amounts: np.ndarray) -> np.ndarray:
 
 
 def row_sums(W: Lazy, counts: np.ndarray) -> np.ndarray:
-    """Sums over the keys, each times its count, where one with 0 adds nothing: (..., q_len)."""
+    """Sums over keys times their counts: (..., q_len). A key of count 0 adds nothing, even NaN."""
     total = np.zeros(W.shape[:-1], W.dtype)
     with np.errstate(all="ignore"):
         for some, block in blocks(W):
@@ -51,7 +51,7 @@ def row_sums(W: Lazy, counts: np.ndarray) -> np.ndarray:
 
 def pooled(W: Lazy, rows: np.ndarray, keys: np.ndarray, n_rows: int, n_keys: int, largest: bool,
            steps: Steps | None = None) -> np.ndarray:
-    """Means over the rows of a group of sums over a group of keys, or the largest; groups by label, -1 for none."""
+    """Means over groups of rows of sums over groups of keys, or the largest; a negative label is in no group."""
     gather: Any = np.maximum if largest else np.add
     found = np.zeros((*W.shape[:-2], n_rows, n_keys))
     with np.errstate(all="ignore"):
@@ -63,13 +63,13 @@ def pooled(W: Lazy, rows: np.ndarray, keys: np.ndarray, n_rows: int, n_keys: int
 
 
 def members(labels: np.ndarray, groups: int) -> np.ndarray:
-    """The sizes of groups of rows, as a column; 1 for an empty one."""
+    """The sizes of groups of rows, as a column; 1 for an empty group."""
     column: np.ndarray = np.maximum(np.bincount(labels[labels >= 0], minlength=groups), 1)[:, None].astype(np.float64)
     return column
 
 
 def by_group(x: np.ndarray, labels: np.ndarray, groups: int, gather: np.ufunc = np.add) -> np.ndarray:
-    """The last axis reduced over groups, in float64; 0 for an empty one."""
+    """The last axis reduced over groups, in float64; 0 for an empty group."""
     order = np.argsort(labels, kind="stable")[np.count_nonzero(labels < 0):]
     there, starts = np.unique(labels[order], return_index=True)
     found = np.zeros((*x.shape[:-1], groups))

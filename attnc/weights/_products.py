@@ -1,4 +1,4 @@
-"""Products of weights and arrays without the matrix, and the rollout through layers."""
+"""Products of weights and arrays without the matrix, and attention rollout."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def times(W: Held, x: ArrayLike, steps: Steps | None = None) -> np.ndarray:
 
 
 def members(a: Args, member: int) -> Args:
-    """One query head per key head."""
+    """Arguments with one query head per key head: the query heads of that index in their groups."""
     some = part(a)
     every = slice(member, None, a.heads_per_kv)
     some.query, some.q_heads = a.query[..., every, :, :], a.kv_heads
@@ -61,7 +61,7 @@ def members(a: Args, member: int) -> Args:
 
 
 def _rescale(out: np.ndarray, norm: np.ndarray, unit: float, given: np.ndarray) -> None:
-    """From weights that sum to 1 to those under a given lse."""
+    """Rescale products of normalized weights to those under a given lse, in place."""
     with np.errstate(all="ignore"):
         nothing = is_empty(norm) | (given == -np.inf)
         factor = np.where(nothing, 0, np.exp(norm[..., 0] * unit - given.astype(np.float64)) / norm[..., 1])
@@ -70,13 +70,13 @@ def _rescale(out: np.ndarray, norm: np.ndarray, unit: float, given: np.ndarray) 
 
 
 def is_empty(norm: np.ndarray) -> np.ndarray:
-    """Which rows saw no key; those of NaN scores alone have no maximum either, but their sum is NaN."""
+    """Which rows saw no key. Rows whose scores are all NaN also have the maximum -inf, but their sum is NaN."""
     nothing: np.ndarray = (norm[..., 0] == -np.inf) & ~np.isnan(norm[..., 1])
     return nothing
 
 
 class Factor(Protocol):
-    """What has a transpose."""
+    """A matrix that `Transposed` accepts."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -127,7 +127,7 @@ def transposed_times(W: Held, x: ArrayLike) -> np.ndarray:
 
 
 def linear_operator(W: AttentionWeights) -> Any:
-    """Weights of one head as SciPy's solvers take a matrix."""
+    """The weights of one head as a SciPy LinearOperator."""
     from scipy.sparse.linalg import LinearOperator
 
     checks.check_one_head(W.shape)
@@ -138,32 +138,31 @@ def linear_operator(W: AttentionWeights) -> Any:
 def rollout(
         layers: Sequence[AttentionWeights], start: ArrayLike, *, residual: float = 0.5, progress: Progress = None
 ) -> Array:
-    """What of `start` came from where, through all layers and without a matrix: attention rollout.
+    """Attention rollout (Abnar and Zuidema 2020): the share of each input token in `start`, without a matrix.
 
-    After Abnar and Zuidema 2020. A layer passes on
-    ``A = residual * identity + (1 - residual) * mean over heads of W``; from the last layer down, ``start`` becomes
-    ``A.T @ start``.
+    A layer has the matrix ``A = residual * identity + (1 - residual) * mean over heads of W``; from the last layer to
+    the first, ``start`` becomes ``A.T @ start``.
 
     Parameters
     ----------
     layers : sequence of AttentionWeights
-        From the first layer up; as many rows as keys, all of one length.
+        Layers from first to last; q_len and kv_len are equal, and the same in all layers.
     start : int or float array (batch..., length)
-        A token of the last layer, or an amount for each.
+        The index of a token of the last layer, or an amount for each token.
     residual : float
-        From 0 to 1: the share that passes by the attention.
+        The share of the residual connection, from 0 to 1.
     progress : bool or function, optional
         As for `AttentionWeights.topk`; a function is called after each layer.
 
     Returns
     -------
     array (batch..., length)
-        How much each token of the input has part in `start`.
+        The share of each input token in `start`.
 
     Raises
     ------
     TypeError, ValueError
-        For what is not weights, lengths that differ, or a wrong start or residual.
+        For layers that are not weights, lengths that differ, or a wrong start or residual.
 
     Examples
     --------

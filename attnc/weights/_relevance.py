@@ -1,4 +1,4 @@
-"""Weights times the gradient that reaches them: what of them mattered for an output."""
+"""The relevance of weights: each weight times the gradient that reaches it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ._products import Transposed, members
 from ._slices import part
 from ._sweeps import Steps
 
-COLUMNS = 64                # of one sweep
-PIECE_BYTES = 8 << 20       # of sums of keys that are made to be pooled
+COLUMNS = 64                # columns per sweep
+PIECE_BYTES = 8 << 20       # sums of keys per step of `_pool`
 
 
 class State(NamedTuple):
-    """Of each row maximum and inverse sum (batch..., q_heads, q_len, 2), and an lse that says if it is empty or NaN."""
+    """Maximum and inverse sum of each row (batch..., q_heads, q_len, 2), and an lse: -inf if empty, NaN if NaN."""
 
     norm: np.ndarray
     lse: np.ndarray
@@ -35,9 +35,9 @@ class State(NamedTuple):
 class Relevance(Blocks):
     """The relevance of weights, without their matrix: each weight times the gradient that reaches it.
 
-    `AttentionWeights.relevance` makes it. With the weights w, the values v and the gradient g of the output it is
-    ``w[i, j] * max(0, g[i] @ v[j])``, or without the maximum for ``sign="both"``; 0 where the weight is 0. It is in the
-    dtype of the weights, or in float64 if an array is; its results are the same to the bit for any number of threads.
+    `AttentionWeights.relevance` makes it. For weights w, values v and the gradient g of the output it is
+    ``w[i, j] * max(0, g[i] @ v[j])``, or without the maximum for ``sign="both"``; 0 where the weight is 0. Its dtype is
+    that of the weights, or float64 if an array is float64; results have equal bits for any number of threads.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class Relevance(Blocks):
     _value: Array               # (batch..., kv_heads, kv_len, value_dim)
     _grad: Array                # (batch..., q_heads, q_len, value_dim)
     _positive: bool
-    _products: Held             # as if gradients and values were queries and keys
+    _products: Held             # scores of gradients and values in place of queries and keys
     _state: State | None        # under a given lse
 
     @classmethod
@@ -88,7 +88,7 @@ class Relevance(Blocks):
 
     @property
     def T(self) -> Transposed:
-        """The transpose, for ``R.T @ X``: what each key passes back to an array of amounts of the rows."""
+        """The transpose, for ``R.T @ X``: sums over the rows."""
         return Transposed(self)
 
     def __matmul__(self, x: ArrayLike) -> Array:
@@ -109,17 +109,17 @@ class Relevance(Blocks):
         amounts = amounts if weights is None else amounts * weights.astype(self.dtype)
         with self._answer(progress, self._parts()) as steps:
             found = self._sweep(amounts[..., None], True, steps)[..., 0]
-            if not np.isfinite(found).all():        # times 0 what is not finite would be NaN
+            if not np.isfinite(found).all():        # in the kernels, 0 times a nonfinite number is NaN
                 found = _pooling.key_sums(self, amounts)
         return over_heads(found.reshape(*self.shape[:-2], self.shape[-1]), over, a)
 
     def row_mass(self, *, keys: Rows = None, progress: Progress = None) -> Array:
-        """The sum over the keys: how much of each row's gradient its weights carry.
+        """The sum of each row's relevance over some keys.
 
         Parameters
         ----------
         keys : slice, int array or bool array (kv_len,), optional
-            Which keys count, by default all; a key that is named twice counts twice.
+            The keys that count, by default all; a key that is named twice counts twice.
         progress : bool or function, optional
 
         Returns
@@ -132,7 +132,7 @@ class Relevance(Blocks):
             return found if np.isfinite(found).all() else _pooling.row_sums(self, counts)
 
     def map(self, bins: tuple[int, int], *, progress: Progress = None) -> Array:
-        """The relevance as a small picture: the mean over the rows of a bin of the sum over its keys.
+        """The relevance reduced to a map of bins: the mean over a bin's rows of the sum over its keys.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class Relevance(Blocks):
         return self._pool(rows, keys, np.zeros((*self.shape[:-2], *groups), self.dtype), progress)
 
     def _pool(self, rows: np.ndarray, keys: np.ndarray, found: np.ndarray, progress: Progress) -> Array:
-        """The sums over the rows of each bin, for some heads at a time, summed over bins of keys."""
+        """Sums over the rows of each bin, then over bins of keys, for some heads at a time."""
         a, (row_bins, key_bins) = self._W._a, found.shape[-2:]
         if not found.size or not a.kv_len:
             return found
@@ -214,7 +214,7 @@ class Relevance(Blocks):
     # Products
 
     def _product(self, x: ArrayLike, transposed: bool) -> Array:
-        """``R @ x``, or of the transpose; both in the dtype of R."""
+        """``R @ x`` or ``R.T @ x``, in the dtype of R."""
         given = checks.check_factor(x, self.shape, transposed)
         with np.errstate(under="ignore", over="ignore"):
             columns = (given[:, None] if given.ndim == 1 else given).astype(self.dtype)
@@ -227,7 +227,7 @@ class Relevance(Blocks):
         return out[..., 0] if given.ndim == 1 else out
 
     def _add_nonfinite(self, out: np.ndarray, x: np.ndarray, transposed: bool) -> None:
-        """Relevance times the entries of `x` that are not finite, where it is not 0."""
+        """Add relevance times the entries of `x` that are not finite, where the relevance is not 0."""
         odd = np.flatnonzero((x != 0).any((*range(x.ndim - 2), -1)))
         with np.errstate(all="ignore"):
             for place in odd:
@@ -237,7 +237,7 @@ class Relevance(Blocks):
                 out += np.where((share != 0) & (row != 0), share * row, 0)
 
     def _parts(self, columns: int = 1, pieces: int = 1) -> int:
-        """Parts of the progress: the norm, and the sweeps."""
+        """Number of parts of the progress: the norm, and the sweeps."""
         a = self._W._a
         return 1 + a.heads_per_kv * -(-columns // COLUMNS) * pieces
 
@@ -249,7 +249,7 @@ class Relevance(Blocks):
 
     def _sweep_piece(self, piece: tuple[slice, ...], x: np.ndarray, transposed: bool, steps: Steps,
                      rows: slice = ALL) -> np.ndarray:
-        """The same for some rows and for the heads of a piece, of whole groups that share a key head."""
+        """Products with `x` for some rows and the heads of a piece, which are whole groups that share a key head."""
         a, state = self._W._a, self._rows()
         group = a.heads_per_kv
         *batch, heads = piece
@@ -275,7 +275,7 @@ class Relevance(Blocks):
         return out
 
     def _rows(self) -> State:
-        """What the kernels compute the weights from, under a given lse too."""
+        """The state from which the kernels compute the weights, also under a given lse."""
         W, a = self._W, self._W._a
         lead = (*a.batch, a.q_heads, a.q_len)
         if W._given is None:
@@ -292,12 +292,12 @@ class Relevance(Blocks):
 
 
 class _Products(Held):
-    """The products of gradients and values, whose arguments are those of queries and keys."""
+    """Products of gradients and values, computed as the scores of queries and keys."""
 
     def _write_heads(self, batch: tuple[slice, ...], heads: slice, rows: slice, keys: slice, out: Array,
                      visible: bool) -> None:
         some = part(self._a, batch=batch, heads=heads, rows=rows, keys=keys)
-        # One path for any number of rows, so that a row has the same bits alone.
+        # Any `norm` selects one path for any number of rows, so that a row alone has the same bits.
         out[...] = _sweeps.scores(some, np.zeros((*some.batch, some.q_heads, some.q_len, 2)))
 
 
@@ -318,14 +318,14 @@ def _wider(weights: Held) -> Held:
 
 
 def _broadcast(x: np.ndarray, index: tuple[slice, ...]) -> tuple[slice, ...]:
-    """An index of the leading axes that `x` has, where those of length 1 serve all."""
+    """The index of the leading axes that `x` has; axes of length 1 broadcast."""
     lead = x.shape[:-2]
     return tuple(one if length != 1 else ALL
                  for one, length in zip(index[len(index) - len(lead):], lead, strict=True))
 
 
 def _pieces(a: Args, head_bytes: int) -> Iterator[tuple[slice, ...]]:
-    """Indices of heads whose results take at most PIECE_BYTES, or of one group of heads."""
+    """Indices of heads in pieces whose results take at most PIECE_BYTES, at least one group of heads."""
     group = a.heads_per_kv
     count = int(np.prod(a.batch, dtype=np.int64)) * a.q_heads
     if count * head_bytes <= PIECE_BYTES:

@@ -1,4 +1,4 @@
-"""What can be said of each row of the weights, in one sweep and without an lse known before."""
+"""Statistics of each row of the weights, computed in one sweep that needs no lse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._held import Held
 from ._products import is_empty, times
 from ._slices import part
 
-ROW_BLOCK = 1024     # rows whose mask is joined with another one at a time
+ROW_BLOCK = 1024     # rows per step of `lost_mass`, where its mask and that of the weights must be joined
 
 
 class RowStatistics(Held):
@@ -26,16 +26,16 @@ class RowStatistics(Held):
         Parameters
         ----------
         k : int
-            From 1; more than there are keys is allowed.
+            At least 1; it may exceed kv_len.
         progress : bool or function, optional
-            True shows a bar by tqdm, or a percentage on stderr where tqdm is not installed; a function is called with
-            (done, total) now and then.
+            True shows a bar by tqdm, or a percentage on stderr if tqdm is not installed; a function is called
+            repeatedly with (done, total).
 
         Returns
         -------
         TopKeys (weights, indices), each (..., q_heads, q_len, k)
-            Descending by weight, ties to the smaller index (int64). Where fewer than k keys are allowed: 0 and -1. A
-            row with NaN: NaN and -1.
+            Descending by weight; of equal weights the smaller index (int64) comes first. Places beyond the number of
+            keys that a row sees have 0 and -1; a row with NaN has NaN and -1.
 
         Examples
         --------
@@ -47,13 +47,13 @@ class RowStatistics(Held):
         return self._topk(checks.check_k(k), progress)
 
     def entropy(self, *, progress: Progress = None) -> Array:
-        """The entropy of each row, in nats: how widely it looks.
+        """The entropy of each row, in nats: how widely its weights spread.
 
         Returns
         -------
         array (..., q_heads, q_len)
-            ``-sum(w * log(w))``; a sink counts as one more event. 0 for a row that sees no key. Under a given lse the
-            sum is over these keys alone.
+            ``-sum(w * log(w))``; a sink counts as one more key. 0 for a row that sees no key. Under a given lse the sum
+            is over the keys of these weights only.
         """
         return self._one("entropy", progress)
 
@@ -78,12 +78,12 @@ class RowStatistics(Held):
         return self._one("mean_distance", progress)
 
     def row_mass(self, *, keys: Rows = None, progress: Progress = None) -> Array:
-        """The sum of each row over some keys: what it looks at them with.
+        """The sum of each row's weights over some keys.
 
         Parameters
         ----------
         keys : slice, int array or bool array (kv_len,), optional
-            Which keys count, by default all; a key that is named twice counts twice.
+            The keys that count, by default all; a key that is named twice counts twice.
         progress : bool or function, optional
 
         Returns
@@ -101,18 +101,18 @@ class RowStatistics(Held):
             return times(self, counts, steps)
 
     def lost_mass(self, keep: ArrayLike, *, progress: Progress = None) -> Array:
-        """What each row would lose if only some keys were kept.
+        """The mass that each row loses if only some keys are kept.
 
         Parameters
         ----------
         keep : bool array
-            True = the key stays; broadcasts to (..., q_heads, q_len, kv_len).
+            True for keys that stay; broadcasts to (..., q_heads, q_len, kv_len).
         progress : bool or function, optional
 
         Returns
         -------
         array (..., q_heads, q_len)
-            The sum of the weights of the other keys, with all the digits that weights have; a sink is not counted.
+            The sum of the weights of the other keys, as accurate as a weight; a sink is not counted.
 
         Examples
         --------
@@ -150,15 +150,15 @@ class RowStatistics(Held):
         return found
 
     def _rows(self, progress: Progress, *names: str, k: int | None = None) -> dict[str, Any]:
-        """Statistics of rows by name as the user sees them; what they bring of norm and lse is kept."""
+        """Statistics of rows by name, in the shapes of results; keeps the norm and lse that they bring."""
         with self._answer(progress, 1) as steps:
             return self._sweep_rows(names, k, steps.part())
 
 
 def share_of(part: dict[str, Any], norm: Array | None, given: Array | None) -> np.ndarray:
-    """What some keys of each row weigh, from their norm and that of all, or a given lse; in float64.
+    """The mass of some keys of each row, in float64, from their norm and that of all keys, or a given lse.
 
-    An lse has fewer digits than the weights of rows whose scores are far from 0: maximum and sum stay apart.
+    A norm keeps maximum and sum apart, because their lse loses digits where scores are far from 0.
     """
     top, inverse = part["norm"][..., 0], part["norm"][..., 1]
     with np.errstate(all="ignore"):
@@ -172,5 +172,5 @@ def share_of(part: dict[str, Any], norm: Array | None, given: Array | None) -> n
 
 
 def _rows_of(mask: np.ndarray, start: int, step: int) -> np.ndarray:
-    """Some rows of a mask that may serve all with one, or have no axis of rows."""
+    """Some rows of a mask, whose axis of rows may be absent or of length 1."""
     return mask[..., start:start + step, :] if mask.ndim >= 2 and mask.shape[-2] > 1 else mask

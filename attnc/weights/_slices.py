@@ -1,4 +1,4 @@
-"""Slices of checked arguments: some batch elements, heads, rows and keys, with every option that belongs to them."""
+"""Slices of checked arguments: some batch elements, heads, rows and keys, with the matching part of every option."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ALL = slice(None)
 
 
 def part(a: Args, *, batch: tuple[slice, ...] = (), heads: slice = ALL, rows: slice = ALL, keys: slice = ALL) -> Args:
-    """Arguments of a part of the weights, with the same positions, so the same scores; arrays are views.
+    """Arguments of a part of the weights, with the same positions and hence the same scores; arrays are views.
 
-    `batch` has a slice for each batch axis or is empty. The heads are whole groups that share a key head, or a single
-    one. Rows and keys have step 1. The default scale and offset are those of the whole.
+    `batch` has a slice for each batch axis or is empty. `heads` has whole groups that share a key head, or one head.
+    Rows and keys have step 1. Default scale and offset come from the whole.
     """
     h0, h1, _ = heads.indices(a.q_heads)
     r0, r1, _ = rows.indices(a.q_len)
@@ -65,7 +65,7 @@ def part(a: Args, *, batch: tuple[slice, ...] = (), heads: slice = ALL, rows: sl
 
 
 def one_head(a: Args, places: tuple[int, ...]) -> Args:
-    """Arguments of a single head as if its arrays had come with two axes."""
+    """Arguments of a single head, as for arrays with two axes."""
     *batch, head = (slice(place, place + 1) for place in places)
     some = part(a, batch=tuple(batch), heads=head)
     some.two_d, some.batch = True, ()
@@ -78,7 +78,7 @@ def one_head(a: Args, places: tuple[int, ...]) -> Args:
 
 
 def some_heads(a: Args, heads: Sequence[int]) -> Args:
-    """Arguments of a few query heads in any order, each with a key head of its own; what has heads is copied."""
+    """Arguments of a few query heads in any order, each with a key head of its own; arrays with heads are copied."""
     taken = np.asarray(heads, np.int64)
     some = part(a)
     some.q_heads = some.kv_heads = len(taken)
@@ -98,7 +98,7 @@ def some_heads(a: Args, heads: Sequence[int]) -> Args:
 
 
 def _take(x: np.ndarray | None, heads: np.ndarray, trailing: int) -> np.ndarray | None:
-    """Some heads of an option that has `trailing` axes from that of the heads on; one head or none serves all."""
+    """Some heads of an option whose axis of heads is -`trailing`; that axis may be absent or of length 1."""
     return x if x is None or x.ndim < trailing or x.shape[-trailing] == 1 else x.take(heads, -trailing)
 
 
@@ -107,7 +107,7 @@ _TRAILING = dict(query=3, key=3, key_scale=2, mask=3, block_mask=3, bias=3, rela
 
 
 def _cut(x: np.ndarray, batch: tuple[slice, ...], trailing: tuple[slice, ...]) -> np.ndarray:
-    """The part of an array whose axes align to the right with (batch..., trailing...); axes of length 1 serve all."""
+    """The part of an array whose axes align to the right with (batch..., trailing...); axes of length 1 broadcast."""
     index = (*batch, *trailing)[max(len(batch) + len(trailing) - x.ndim, 0):]
     lengths = x.shape[x.ndim - len(index):]
     places: list[Any] = [one if length != 1 else ALL for one, length in zip(index, lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""Sweeps of the kernels over the weights: statistics of rows, of keys, and the weights of some places."""
+"""Sweeps of the kernels over the weights: statistics of rows and of keys, and dense weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .._checks.weights import check_progress
 from .._types import Progress, Report
 
 UNITS = 1000         # of progress
-COLUMNS = 64         # of a product with the transpose: their sums of a block of keys fit in half of L2
+COLUMNS = 64         # per sweep of a product with the transpose: the sums of a block of keys fit in half of L2
 
 
 class Steps:
-    """What a method reports while it works: a bar or a function of (done, total), over several parts."""
+    """Progress of a method over several parts, shown as a bar or passed to a function of (done, total)."""
 
     def __init__(self, progress: Progress, parts: int):
         told = check_progress(progress)
@@ -29,7 +29,7 @@ class Steps:
         return self
 
     def part(self) -> Report | None:
-        """What the next part calls with its own (done, total), or None."""
+        """The function that the next part calls with its own (done, total), or None."""
         self._part += 1
         return None if self._bar is None and self._function is None else self._report
 
@@ -50,7 +50,7 @@ class Steps:
 
 
 def _bar() -> Any:
-    """A bar by tqdm, or a percentage where tqdm is not installed."""
+    """A bar by tqdm, or a percentage if tqdm is not installed."""
     try:
         from tqdm.auto import tqdm
     except ModuleNotFoundError as error:
@@ -61,7 +61,7 @@ def _bar() -> Any:
 
 
 class _Percentage:
-    """Progress as a line of text on stderr, with the methods of a bar by tqdm."""
+    """Progress as a line of text on stderr, with the methods of a tqdm bar."""
 
     n = 0
 
@@ -75,8 +75,8 @@ class _Percentage:
 
 def rows(a: Args, given: np.ndarray | None, names: tuple[str, ...], k: int | None,
          report: Report | None) -> dict[str, Any]:
-    """Statistics of rows by name, with ``norm`` and ``lse``: what the weights are computed again from; ``unit`` is the
-    score for each unit of the maxima in the norm."""
+    """Statistics of rows by name, with ``norm`` and ``lse``, from which weights are recomputed; ``unit`` is the score
+    per unit of the maxima in the norm."""
     lead = (*a.batch, a.q_heads, a.q_len)
     found: dict[str, Any] = {name: np.empty(lead, a.acc) for name in names}
     if k is not None:
@@ -90,12 +90,12 @@ def rows(a: Args, given: np.ndarray | None, names: tuple[str, ...], k: int | Non
 
 def places(a: Args, norm: np.ndarray | None, given: np.ndarray | None, out: np.ndarray,
            report: Report | None = None) -> None:
-    """Dense weights of the rows and keys of `a` into `out` (..., q_heads, q_len, kv_len)."""
+    """Write dense weights of the rows and keys of `a` to `out` (..., q_heads, q_len, kv_len)."""
     _call.run("weights_under_lse", a, None, report, weights=out, norm=norm, given=given)
 
 
 def scores(a: Args, norm: np.ndarray | None = None) -> np.ndarray:
-    """The scores of all places (..., q_heads, q_len, kv_len); with any `norm` by the path of statistics."""
+    """Dense scores (..., q_heads, q_len, kv_len); any `norm` selects the path of statistics."""
     found = np.empty((*a.batch, a.q_heads, a.q_len, a.kv_len), a.acc)
     _call.run("scores", a, scores=found, norm=norm)
     return found
@@ -105,8 +105,8 @@ def keys(a: Args, norm: np.ndarray | None, given: np.ndarray | None, report: Rep
          order: np.ndarray | None = None, row_weights: np.ndarray | None = None, names: tuple[str, ...] = (),
          threshold: float | None = None, bins: Bins | None = None,
          factors: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """Sums over the rows in `order` (None: all) by name out of ``mass``, ``max`` and ``visible``; with a `threshold`
-    ``hits``, with `bins` ``map``, with `factors` (..., q_heads, q_len, columns) ``products``."""
+    """Statistics over the rows in `order` (None: all) by name: `names` from ``mass``, ``max`` and ``visible``; ``hits``
+    of a `threshold`, ``map`` of `bins`, ``products`` of `factors` (..., q_heads, q_len, columns)."""
     lead = (*a.batch, a.q_heads)
     found = {name: np.zeros((*lead, a.kv_len), a.acc) for name in names}
     request = _call.KeyRequest(norm=norm, given=given, row_weights=row_weights, order=order)
@@ -130,7 +130,7 @@ def keys(a: Args, norm: np.ndarray | None, given: np.ndarray | None, report: Rep
 
 
 class Bins:
-    """Bins of rows and keys of a map: their labels, -1 for none, made into what the kernels walk."""
+    """Bins of rows and keys of a map, from labels (-1 for none), in the order in which the kernels walk."""
 
     def __init__(self, row_labels: np.ndarray, key_labels: np.ndarray, row_bins: int, key_bins: int, largest: bool):
         taken = np.flatnonzero(row_labels >= 0)
@@ -141,7 +141,7 @@ class Bins:
         self.keys, self.largest, self._labels = key_bins, largest, key_labels
 
     def slots(self, a: Args) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The place of each key's bin in the list of those of its chunk, where the lists start, and the lists."""
+        """The index of each key's bin in its chunk's list of bins, the starts of the lists, and the lists."""
         block, chunk = _isa.kernels.key_plan(_call.code(a.acc), a.kv_len, a.head_dim)
         slot, starts, lists = np.full(a.kv_len, -1, np.int64), [0], []
         for first in range(0, a.kv_len, block * chunk):

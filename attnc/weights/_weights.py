@@ -1,4 +1,4 @@
-"""The lazy object of attention weights: what it holds, its dense places, and several statements at once."""
+"""The lazy object of attention weights: its arguments, dense weights, and several statistics in one call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ._rows import RowStatistics
 from ._slices import one_head
 
 ALL = slice(None)
-# Every option that says which keys a row may see.
+# Every option that decides which keys a row may see.
 _WHERE = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "k_positions",
           "q_segments", "k_segments", "q_lengths", "kv_lengths")
 _FORBIDS = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_segments", "q_lengths",
@@ -28,44 +28,44 @@ _FORBIDS = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "causal",
 
 
 class AttentionWeights(RowStatistics, KeyStatistics, Heads, Blocks):
-    """The weights of attention without their matrix: parts of it, and exact statements about all of it.
+    """The weights of attention without their matrix: any part of it, and exact statistics of all of it.
 
-    It holds query, key and options, and computes when asked, from the same tiles as `attention`; the memory at work is
-    a few blocks of keys a thread. The lse of the rows is computed once, when first needed. Every result is the same to
-    the bit for any number of threads. ``W[index]`` takes every index that NumPy takes, and is ``W.dense()[index]`` to
-    the bit.
+    It holds query, key and options, and computes on demand, with the tiles of `attention`; a thread needs memory for a
+    few blocks of keys. The lse of the rows is computed once, when first needed. Results have equal bits for any number
+    of threads. ``W[index]`` accepts every index that NumPy accepts and equals ``W.dense()[index]`` bit for bit.
 
     Parameters
     ----------
     query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
     key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
-        Both are held, not copied, as options that are arrays are: their values must stay as they are from the first
-        answer on, see the notes.
+        Both are held, not copied, like options that are arrays: their values must not change after the first result;
+        see the notes.
     mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, softcap, \
 alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
         As in `attention`.
     lse : float array (..., q_heads, q_len) or (q_len,), optional
-        As in `attention_weights`: the lse of each row over more keys than these, with its sink.
+        As in `attention_weights`: the lse of each row over more keys than these, its sink included.
 
     Raises
     ------
     TypeError, ValueError
         For a wrong dtype or a wrong shape or value, naming the argument.
     RuntimeError
-        From each method, naming the array, if an array that the weights hold has changed since the first answer, or
+        From each method, naming the array, if an array that the weights hold has changed since the first result, or
         since the `lse` was given.
 
     Notes
     -----
-    The first answer takes a fingerprint of each array that the weights hold, and every method compares it before and
-    after its work, so that no answer mixes two states. It holds up to 4,096 elements: all of a smaller array, and of a
-    larger one at least one with each index of each axis up to 4,096 long. So it sees every change of a small array, and
-    of a large one a change of all elements of a head, a token or the whole; it may miss a change of fewer elements, or
-    of single tokens among more than 4,096. Arrays that the constructor had to convert are copies, which never change.
+    The first result takes a fingerprint of each array that the weights hold; every method compares it before and after
+    its work, so that no result mixes two states. A fingerprint has up to 4,096 elements: all of a smaller array, and of
+    a larger one at least one for each index of each axis up to 4,096 long. It detects every change of a small array,
+    and in a large one a change of a whole head, a whole token or the whole array; it may miss a change of fewer
+    elements, or of single tokens among more than 4,096. Arrays that the constructor converts are copies, which never
+    change.
 
     Results are in the accumulation dtype: float64 if an input is float64, else float32. A key counts for a row if the
-    row may see it and its score is not -inf; what other keys hold never changes a bit, and a row that is NaN makes only
-    the keys that it sees NaN. `attnc.reference.AttentionWeights` is the definition in plain NumPy.
+    row may see it and its score is not -inf; the contents of other keys change no bit, and a NaN row makes only the
+    keys that it sees NaN. `attnc.reference.AttentionWeights` is the definition in plain NumPy.
 
     Examples
     --------
@@ -106,7 +106,7 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
         self._hold(a, None if lse is None else _read_only(check_lse(lse, a)))
 
     def __getstate__(self) -> tuple[Args, Array | None]:
-        """Of copies and pickles, which compute their own lse."""
+        """State of copies and pickles, which compute their own lse."""
         if "_operands" in vars(self):
             self._check_operands()
         return self._a, self._given
@@ -116,7 +116,7 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
 
     @property
     def lse(self) -> Array:
-        """The lse of each row (..., q_heads, q_len), computed once and read-only; sinks are in it."""
+        """The lse of each row (..., q_heads, q_len), sinks included; computed once and read-only."""
         with self._answer():
             return self._lse()
 
@@ -164,7 +164,7 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
         one._hold(one_head(self._a, places) if places else self._a, given)
         if "_operands" in vars(self):
             one._check_operands()
-            self._check_operands()       # after that: the head's arrays were those of the whole when it looked at them
+            self._check_operands()       # last: so the head took its fingerprint of unchanged arrays
         if self._known is not None:
             norm, lse = self._known
             one._known = (norm[places][None] if places else norm), lse[places]
@@ -173,22 +173,22 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
     def relevance(self, value: ArrayLike, grad_output: ArrayLike, *, sign: Sign = "positive") -> Relevance:
         """Each weight times the gradient that reaches it, ``w * max(0, grad_output @ value.T)``, without the matrix.
 
-        What of the weights mattered for an output, after Chefer, Gur and Wolf 2021: an object with `map`, `pool`,
-        `key_mass`, `row_mass`, products ``R @ X`` and ``R.T @ X`` and dense parts, of which none builds the matrix.
+        How much each weight matters for an output, after Chefer, Gur and Wolf 2021: an object with `map`, `pool`,
+        `key_mass`, `row_mass`, products ``R @ X`` and ``R.T @ X``, and dense parts, none of which builds the matrix.
 
         Parameters
         ----------
         value : array (..., kv_heads, kv_len, value_dim) or (kv_len, value_dim)
-            In the layout of query and key, and held as they are.
+            In the layout of query and key; held like them, not copied.
         grad_output : array of the shape of the output
-            Gradient, by the output of this attention, of what is to be explained.
+            Gradient of the explained quantity with respect to the output of this attention.
         sign : {"positive", "both"}
-            "both" keeps what is below 0.
+            "both" keeps negative relevance.
 
         Returns
         -------
         Relevance
-            Of the shape of the weights, and in their dtype, or float64 if an array is. 0 where the weight is 0.
+            Of the shape and dtype of the weights, or float64 if an array is float64. 0 where the weight is 0.
 
         Raises
         ------
@@ -240,22 +240,22 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
             argmax: bool = False, mean_position: bool = False, mean_distance: bool = False, key_mass: bool = False,
             key_max: bool = False, map: tuple[int, int] | None = None, lse: bool = False, progress: Progress = None
     ) -> WeightsSummary:
-        """Several statements in one sweep over the rows and one over the keys.
+        """Several statistics in one sweep over the rows and one over the keys.
 
         Parameters
         ----------
         topk : int, optional
-            As k of `topk`.
+            The k of `topk`.
         map : tuple (row_bins, col_bins), optional
-            As bins of `map`.
+            The bins of `map`.
         entropy, effective_keys, max, argmax, mean_position, mean_distance, key_mass, key_max, lse : bool
-            Which of them; with their defaults.
+            Whether to compute each, with the defaults of its method.
         progress : bool or function, optional
 
         Returns
         -------
         WeightsSummary
-            An attribute for each that was asked for, as the method of its name gives it.
+            Has an attribute for each requested statistic, equal to the result of the method of that name.
 
         Examples
         --------
@@ -289,13 +289,13 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
         return WeightsSummary(**{name: found[name] for name, wanted in asked.items() if wanted})
 
     def _even(self) -> AttentionWeights | None:
-        """Weights of the same places whose scores are all alike, so that none of them rounds to 0; None if all are."""
+        """Weights with the same visible keys but equal scores, so that none rounds to 0; None if rows see all keys."""
         a = self._a
         if all(getattr(a, name) is None or getattr(a, name) is False for name in _FORBIDS):
             return None
         query, key = (np.zeros((*array.shape[:-1], 1), np.float32) for array in (a.query, a.key))
         where = {name: getattr(a, name) for name in _WHERE}
-        if a.relative_bias is not None:     # by place, of which the first column and the first row hold every distance
+        if a.relative_bias is not None:     # its first column and first row hold every distance
             where["relative_bias"] = np.concatenate([a.relative_bias[..., ::-1, 0], a.relative_bias[..., 0, 1:]], -1)
         return AttentionWeights(query, key, **where)
 
