@@ -67,7 +67,7 @@ test-asan: $(VENV)/with-test  ## a few cases of each test, addresses and undefin
 test-tsan: $(VENV)/with-test  ## tests of threads with races watched (clang, libomp with Archer)
 	$(PY) tests/tools/variants.py thread
 
-test-valgrind: $(VENV)/with-test  ## random calls of every function under valgrind: addresses, and values that nobody has written
+test-valgrind: $(VENV)/with-test  ## random calls of every function under valgrind: addresses, and values that were never written
 	$(PY) tests/tools/variants.py valgrind
 
 test-serial: $(VENV)/with-test  ## the whole suite built without OpenMP

@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("banned_phrases.txt")
 KINDS = (".md", ".rst", ".py", ".pyi", ".pyx", ".pxi", ".h", ".c", ".css", ".js", ".toml", ".yml", ".txt")
+NOT_READ = (LIST.name, "phrases.py", "test_phrases.py", "refused_models.txt")
 
 
 def banned(text: str) -> list[tuple[re.Pattern, str]]:
@@ -30,8 +31,8 @@ def files() -> list[Path]:
     """What git tracks and people read, but Turkish pages, results and the list itself."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     paths = [ROOT / name for name in tracked.splitlines()]
-    return [path for path in paths if path.is_file() and path.suffix in KINDS and not path.name.endswith(".tr.md")
-            and path.name not in (LIST.name, Path(__file__).name, "test_phrases.py", "refused_models.txt")]
+    paths = [path for path in paths if path.is_file() and (path.suffix in KINDS or path.name == "Makefile")]
+    return [path for path in paths if not path.name.endswith(".tr.md") and path.name not in NOT_READ]
 
 
 def main() -> int:

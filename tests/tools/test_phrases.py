@@ -22,5 +22,5 @@ def test_plain_words_are_not():
 
 def test_pages_and_sources_are_read():
     names = {path.name for path in phrases.files()}
-    assert {"README.md", "attention.py", "rank1.h", "kernels.pyx", "Makefile"} - names == {"Makefile"}
+    assert {"README.md", "attention.py", "rank1.h", "kernels.pyx", "Makefile"} <= names
     assert not any(name.endswith(".tr.md") for name in names)
