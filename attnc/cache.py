@@ -1,4 +1,4 @@
-"""A cache of keys and values for decoding: rows that are appended, attended to, cut back, evicted and reordered."""
+"""A cache of keys and values for decoding, with append, attention, truncation, eviction and reordering."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from .weights import AttentionWeights
 
 
 class KVCache(Locked):
-    """Keys and values of the tokens so far, for attention of the next ones; each batch element has its own length.
+    """Keys and values of earlier tokens, for attention of the next ones; each batch element has its own length.
 
-    An error leaves it as it was; Ctrl-C leaves it as it was or as it was to be, never between the two. Threads may
-    share it: changes take turns and wait for the `attend` calls at work, which run at the same time as each other.
-    ``copy.copy``, ``copy.deepcopy`` and pickle give an independent cache and keep the rows in use.
+    An error leaves the cache unchanged; after Ctrl-C it is in the state before or after the change, never between the
+    two. Threads may share it: changes take turns and wait for running `attend` calls, which run concurrently.
+    ``copy.copy``, ``copy.deepcopy`` and pickle give an independent cache with the rows in use.
 
     Parameters
     ----------
@@ -44,29 +44,30 @@ class KVCache(Locked):
     value_dim : int, optional
         By default `head_dim`.
     capacity : int
-        Tokens of a batch element.
+        Most tokens that a batch element holds.
     dtype : dtype
         Of the rows: float32, float16, bfloat16 (ml_dtypes), float64, or int8. An int8 row has a scale of its own,
         ``max(abs(row)) / 127``, and its entries are rounded to the nearest multiple of it: the error of an entry is at
         most ``max(abs(row)) / 254``. The scale of a key multiplies its score and that of a value its weight, so that
-        no row is ever widened in memory.
+        no row is widened in memory.
     shared : bool
-        Whether the values are the first `value_dim` columns of the keys, which alone are stored then: latents of
-        multi-head latent attention, 576 numbers a token instead of 1,088. An int8 value has the scale of its key.
+        Whether the values are the first `value_dim` columns of the keys; the cache then stores only the keys. For
+        latents of multi-head latent attention: 576 numbers per token instead of 1,088. An int8 value has the scale of
+        its key.
     window : tuple (left, right), optional
         As in `attention`, with a bounded left: keys up to these distances before and after a row's own position. Token
-        ``t`` then lies in row ``t % capacity``: new tokens replace those that no later row can see.
+        ``t`` is then in row ``t % capacity``: new tokens replace those that no later row can see.
 
     Attributes
     ----------
     keys, values : array (batch, kv_heads, capacity, head_dim) and (batch, kv_heads, capacity, value_dim)
-        Read-only views; rows past the length hold anything.
+        Read-only views; the contents of rows past the length are undefined.
     key_scales, value_scales : array (batch, kv_heads, capacity), or None
-        Of int8 rows: a row times its scale is what was appended, rounded.
+        Scales of int8 rows: a row times its scale is the appended row, rounded.
     lengths : int array (batch,)
-        Tokens of each batch element: those appended, less those that `keep` and `truncate` left out; read-only.
+        Tokens of each batch element: those appended, without those that `keep` and `truncate` removed; read-only.
     positions : int array (batch, kv_heads, lengths.max())
-        Where the token of each row stands among all that ever came; -1 past the length. It is made when asked for.
+        Position of each row's token among all tokens ever appended; -1 past the length. Computed on access.
 
     Raises
     ------
@@ -87,7 +88,7 @@ class KVCache(Locked):
     KVCache(batch=1, kv_heads=1, head_dim=2, capacity=8, dtype=float32; 2 tokens)
     """
 
-    _positions: Integers | None     # (batch, kv_heads, capacity), once rows are left out
+    _positions: Integers | None     # (batch, kv_heads, capacity), once `keep` has removed rows
 
     def __init__(
             self, batch: int, kv_heads: int, head_dim: int, value_dim: int | None = None, *, capacity: int,
@@ -96,8 +97,8 @@ class KVCache(Locked):
         self._sizes = s = cache_sizes(batch, kv_heads, head_dim, value_dim, capacity, dtype, window, shared)
         self._allocate()
         self._lengths = np.zeros(s.batch, np.int64)
-        self._oldest = np.zeros(s.batch, np.int64)       # the first token whose row no later one has taken
-        self._evicted = np.zeros(s.batch, np.int64)      # tokens that `keep` left out
+        self._oldest = np.zeros(s.batch, np.int64)       # the first token that no later one has replaced
+        self._evicted = np.zeros(s.batch, np.int64)      # tokens that `keep` removed
 
     @property
     def keys(self) -> Array:
@@ -137,28 +138,28 @@ class KVCache(Locked):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows and scales, used or not, and of positions once `keep` has left something out."""
+        """Bytes of all rows and scales, used or not, and of positions once `keep` has removed rows."""
         return sum(x.nbytes for x in self._rows())
 
     def append(
             self, key: ArrayLike, value: ArrayLike | None = None, *, lengths: ArrayLike | None = None,
             layout: Layout = "bhnd") -> None:
-        """Add tokens behind those that are there.
+        """Append tokens.
 
         Parameters
         ----------
         key, value : array (batch, kv_heads, tokens, head_dim) and (batch, kv_heads, tokens, value_dim)
-            Rounded to the dtype of the cache. With `shared` the key alone.
+            Rounded to the dtype of the cache. With `shared`, only the key.
         lengths : int or int array (batch,), optional
-            How many of the tokens count in each batch element; by default all.
+            The number of tokens to append in each batch element; by default all.
         layout : {"bhnd", "bnhd"}
             Order of the axes: heads before tokens or after them.
 
         Raises
         ------
         TypeError, ValueError
-            For a wrong dtype or shape; for more tokens than fit; for entries that are not finite where rows are int8.
-            The cache is then as it was.
+            For a wrong dtype or shape; for more tokens than fit; for entries that are not finite, if rows are int8. The
+            cache is then unchanged.
         """
         with self._turn():
             *given, counts = append_args(key, value, lengths, layout, self._sizes, self._lengths)
@@ -198,18 +199,18 @@ class KVCache(Locked):
             sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
             q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
             out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
-        """Attention of a query over the tokens that are there; its last row stands at the last token.
+        """Attention of a query over the cached tokens; its last row has the position of the last token.
 
         Without a window it has the bits of ``attention(query, cache.keys, cache.values, kv_lengths=cache.lengths,
-        ...)``; int8 rows count as being of the query's dtype.
+        ...)``; int8 rows count as rows of the query's dtype.
 
         Parameters
         ----------
         query : array (batch, q_heads, q_len, head_dim)
         mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, \
 sinks, q_segments, k_segments, q_lengths, layout, want, out, num_threads
-            As in `attention`; there are `capacity` keys. A cache with a window takes none of the arrays over keys, no
-            `window` and no `q_offset`, and gives no weights or scores: its rows move.
+            As in `attention`, with `capacity` keys. A cache with a window accepts no arrays over keys, no `window` and
+            no `q_offset`, and gives no weights or scores, because tokens have no fixed row.
 
         Returns
         -------
@@ -219,8 +220,8 @@ sinks, q_segments, k_segments, q_lengths, layout, want, out, num_threads
         Raises
         ------
         TypeError, ValueError
-            For a wrong dtype or a wrong shape or value; for a query whose first row looks back at tokens that later
-            ones have replaced.
+            For a wrong dtype or a wrong shape or value; for a query whose first row may see tokens that later ones
+            have replaced.
         """
         if unknown:
             unexpected(KVCache.attend, unknown)
@@ -256,21 +257,21 @@ sinks, q_segments, k_segments, q_lengths, layout, want, out, num_threads
             sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
             q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
             num_threads: int | None = None, **unknown: Never) -> AttentionWeights:
-        """The weights of a query over the tokens that are there, which are read in place when an answer needs them.
+        """The weights of a query over the cached tokens, whose rows are read in place when a result needs them.
 
         Parameters
         ----------
         query : array (batch, q_heads, q_len, head_dim)
         mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, alibi_slopes, \
 sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
-            As in `AttentionWeights`; there are ``lengths.max()`` keys.
+            As in `AttentionWeights`, with ``lengths.max()`` keys.
 
         Returns
         -------
         AttentionWeights
-            Of shape (batch, q_heads, q_len, ``lengths.max()``), over the lengths of now. It holds the rows of the
-            cache: after a change of these, a method raises a RuntimeError as `AttentionWeights` says; rows that
-            `append` adds behind the longest length are no change.
+            Of shape (batch, q_heads, q_len, ``lengths.max()``), over the current lengths. It holds the rows of the
+            cache: after a change of these, its methods raise a RuntimeError (see `AttentionWeights`); rows that
+            `append` adds after the longest length are no change.
 
         Raises
         ------
@@ -310,11 +311,11 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
         Raises
         ------
         TypeError, ValueError
-            For more tokens than there are; for tokens in the window of which others have been replaced.
+            For more tokens than the cache holds; for lengths at which the window includes replaced tokens.
 
         Notes
         -----
-        The position of the next token goes back by the number of tokens dropped; after ``truncate(0)`` it is 0.
+        The position of the next token falls by the number of dropped tokens; after ``truncate(0)`` it is 0.
         """
         with self._turn():
             kept = truncate_args(lengths, self._sizes, self._lengths, self._oldest)
@@ -323,19 +324,19 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
                   (self._evicted, ..., np.where(kept == 0, 0, self._evicted))])
 
     def keep(self, indices: ArrayLike) -> None:
-        """Leave out all tokens but some, which keep their positions.
+        """Evict all tokens but some, which keep their positions.
 
         Parameters
         ----------
         indices : int array (batch, kv_heads, n)
-            Rows that stay, in any order; they move together in the order that they have. -1 at the end stands for
-            none. The heads of a batch element keep equally many.
+            Rows that stay, listed in any order; the cache compacts them in their present order. -1 at the end stands
+            for none. All heads of a batch element keep the same number of rows.
 
         Raises
         ------
         TypeError, ValueError
             For a wrong dtype or shape; for a row that is named twice or holds no token; for a cache with a window. The
-            cache is then as it was.
+            cache is then unchanged.
 
         Examples
         --------
@@ -352,7 +353,7 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
             kept, counts = keep_args(indices, self._sizes, self._lengths)
             if (counts == self._lengths).all():
                 return
-            if self._positions is None:     # as they are without: nothing changes before all does
+            if self._positions is None:     # equal to those without this array, so an interrupt here changes nothing
                 positions = np.zeros(self._keys.shape[:3], np.int64)
                 positions[:, :, :self._used()] = np.arange(self._used())
                 self._positions = positions
@@ -368,17 +369,17 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
             make(changes)
 
     def reorder(self, indices: ArrayLike) -> None:
-        """Make batch element ``i`` what ``indices[i]`` was, as in beam search.
+        """Replace each batch element ``i`` by element ``indices[i]``, as in beam search.
 
         Parameters
         ----------
         indices : int array (batch,)
-            An element may be chosen several times, or not at all.
+            An element may occur several times, or not at all.
 
         Raises
         ------
         TypeError, ValueError
-            For a wrong shape or an index that is not there.
+            For a wrong shape or an index out of range.
         """
         with self._turn():
             chosen = reorder_args(indices, self._sizes)
@@ -411,7 +412,7 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
             mine[:, :, :given.shape[2]] = given
 
     def _allocate(self) -> None:
-        """Memory for the rows, and the calls that read them now: a lock held by each, and its thread."""
+        """Allocate the rows, and a table of the running calls that read them: each call's lock and thread."""
         s = self._sizes
         rows, scaled = (s.batch, s.kv_heads, s.capacity), s.dtype == np.int8
         self._keys = aligned((*rows, s.head_dim), s.dtype)
@@ -426,7 +427,7 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
         return [x for x in (*stored, self._positions) if x is not None]
 
     def _for_checks(self, query: ArrayLike, layout: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Some rows of keys and values in the axes of `layout`; for int8, arrays of the query's dtype instead."""
+        """The first rows of keys and values in the axes of `layout`; for int8, stand-ins of the query's dtype."""
         key, value = self._keys[:, :, :rows], self._values[:, :, :rows]
         if self._sizes.dtype == np.int8:
             zero = np.zeros((), float_array("query", query).dtype)
@@ -434,11 +435,11 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
         return (key.swapaxes(1, 2), value.swapaxes(1, 2)) if layout == "bnhd" else (key, value)
 
     def _used(self) -> int:
-        """Rows that hold a token of some batch element."""
+        """Number of rows that hold a token of any batch element."""
         return min(int(self._lengths.max(initial=0)), self._sizes.capacity)
 
     def _wait_for_readers(self) -> None:
-        """Let the `attend` calls of other threads end; no new one begins while this thread holds the lock."""
+        """Wait for the `attend` calls of other threads; none begins while this thread holds the lock."""
         for reader, thread in self._readers.copy().items():
             if thread == threading.get_ident():
                 if reader.locked():
@@ -448,7 +449,7 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
                     pass
 
     def _place(self, a: Args) -> None:
-        """Where rows are not tokens 0, 1, ... in order: their positions, and that of the first row of the query."""
+        """Set the positions of rows and of the query, unless rows hold tokens 0, 1, ... in order."""
         if not (self._evicted.any() or self._oldest.any()):
             return
         a.k_positions = self._row_positions(a.kv_len)
@@ -458,7 +459,7 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
             a.q_offset = self._lengths + self._evicted - q_lengths
 
     def _row_positions(self, rows: int) -> Integers:
-        """The positions of the first `rows` rows, (batch, kv_heads or 1, rows); past the length they are anything."""
+        """The positions of the first `rows` rows, (batch, kv_heads or 1, rows); undefined past the length."""
         if self._positions is not None:
             return self._positions[:, :, :rows]
         last = self._lengths[:, None, None] - 1
