@@ -22,7 +22,7 @@ from ._slices import part
 from ._sweeps import Steps
 
 COLUMNS = 64                # columns per sweep
-PIECE_BYTES = 8 << 20       # sums of keys per step of `_pool`
+PIECE_BYTES = 4 << 20       # sums of keys per step of `_pool`
 
 
 class State(NamedTuple):

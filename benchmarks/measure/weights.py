@@ -20,9 +20,9 @@ from measure import script
 
 TOP = 8
 STATISTICS = {"topk": ("topk",), "entropy": ("entropy",), "max": ("max",), "key_mass": ("key_mass",), "map": ("map",),
-              "summary": ("topk", "entropy", "key_mass", "map")}
+              "summary": ("topk", "entropy", "key_mass", "map"), "relevance": ("relevance",)}
 SHOWN = {"topk": f"topk({TOP})", "entropy": "entropy", "max": "max", "key_mass": "key_mass", "map": "map of 64 x 64",
-         "summary": f"topk({TOP}), entropy, key_mass, map in one sweep"}
+         "summary": f"topk({TOP}), entropy, key_mass, map in one sweep", "relevance": "relevance, map of 64 x 64"}
 PEERS = {"torch": "eager", "torch-identity": "identity", "numpy": "numpy"}
 SLOW_ROUNDS = 2     # of the peers, which take many seconds
 
@@ -52,10 +52,19 @@ CASES = _case(16, 4096), _case(16, 4096, causal=True)
 TINY = _case(2, 70, bins=(5, 7)), _case(2, 70, bins=(5, 7), causal=True)
 
 
-def _arguments(statistic: str, case: StatisticsCase) -> Json:
-    """Those of `AttentionWeights.summary`."""
+def _passed(case: StatisticsCase) -> list[np.ndarray]:
+    """Values, and the gradients of the output that relevance multiplies."""
+    random, heads = np.random.default_rng(1), (case.batch, case.q_heads)
+    return [random.standard_normal((*heads, n, case.head_dim), np.float32) for n in (case.kv_len, case.q_len)]
+
+
+def _said(W: Any, statistic: str, case: StatisticsCase) -> list[Any]:
+    """The arrays of a statistic of lazy weights."""
+    if statistic == "relevance":
+        return [W.relevance(*_passed(case)).map(case.bins)]
     values = {"topk": TOP, "map": case.bins}
-    return {name: values.get(name, True) for name in STATISTICS[statistic]}
+    arguments = {name: values.get(name, True) for name in STATISTICS[statistic]}
+    return _flat(vars(W.summary(**arguments)), STATISTICS[statistic])
 
 
 def _flat(found: Json, names: Iterable[str]) -> list[Any]:
@@ -72,7 +81,7 @@ def _report(found: Json, seconds: Json, memory: Json) -> tuple[Any, ...]:
 def setup_attnc(case: StatisticsCase, arrays: Arrays, options: Options, threads: int) -> Call:
     """The package: each statistic directly after plain attention over the same queries and keys."""
     query, key = arrays
-    value = np.random.default_rng(1).standard_normal(key.shape, np.float32)
+    value = _passed(case)[0]
     options = {name: option for name, option in options.items() if name != "want"}
 
     def call() -> tuple[np.ndarray, ...]:
@@ -81,9 +90,9 @@ def setup_attnc(case: StatisticsCase, arrays: Arrays, options: Options, threads:
             with machine.PeakMemory() as peak:
                 began = time.perf_counter()
                 W = attnc.AttentionWeights(query, key, num_threads=threads, **options)
-                summary = W.summary(**_arguments(statistic, case))
+                found[statistic] = _said(W, statistic, case)
                 seconds[statistic] = time.perf_counter() - began
-            found[statistic], memory[statistic] = _flat(vars(summary), STATISTICS[statistic]), peak.bytes
+            memory[statistic] = peak.bytes
             began = time.perf_counter()
             attnc.attention(query, key, value, num_threads=threads, **options)
             plain.append(time.perf_counter() - began)
@@ -143,8 +152,15 @@ def setup_numpy(case: StatisticsCase, arrays: Arrays, options: Options, threads:
         sums = weights.reshape(*weights.shape[:-1], -1, columns).sum(-1)
         return [sums.reshape(*weights.shape[:-2], -1, rows, sums.shape[-1]).mean(-2)]
 
+    def relevance(weights: np.ndarray) -> list[np.ndarray]:
+        value, gradient = _passed(case)
+        passed = gradient @ value.swapaxes(-1, -2)
+        np.maximum(passed, 0, out=passed)
+        passed *= weights
+        return pooled(passed)
+
     say = {"topk": topk, "entropy": entropy, "max": lambda w: [w.max(-1)], "key_mass": lambda w: [w.sum(-2)],
-           "map": pooled}
+           "map": pooled, "relevance": relevance}
     return lambda: _with_matrix(case, matrix, say)
 
 
@@ -157,8 +173,12 @@ def _setup_torch(case: StatisticsCase, arrays: Arrays, threads: int, way: Callab
         sums = weights.reshape(*weights.shape[:-1], -1, columns).sum(-1)
         return [sums.reshape(*weights.shape[:-2], -1, rows, sums.shape[-1]).mean(-2)]
 
+    def relevance(weights: Any) -> list[Any]:
+        value, gradient = (to_torch(torch, array) for array in _passed(case))
+        return pooled((gradient @ value.mT).clamp_(min=0).mul_(weights))
+
     say = {"topk": lambda w: torch.topk(w, TOP), "entropy": lambda w: [torch.special.entr(w).sum(-1)],
-           "max": lambda w: [w.amax(-1)], "key_mass": lambda w: [w.sum(-2)], "map": pooled}
+           "max": lambda w: [w.amax(-1)], "key_mass": lambda w: [w.sum(-2)], "map": pooled, "relevance": relevance}
 
     def call() -> tuple[np.ndarray, ...]:
         with torch.inference_mode():
@@ -190,8 +210,10 @@ class _Expected:
         options.pop("want")
         twins = [reference.AttentionWeights(query[0, -1].astype(dtype), key[0, -1].astype(dtype), **options)
                  for dtype in (np.float64, np.float32)]
+        value, gradient = (array[0, -1] for array in _passed(case))
         everything: Options = {"topk": TOP, "map": case.bins, "entropy": True, "max": True, "key_mass": True}
-        said = [vars(twin.summary(**everything)) for twin in twins]
+        said = [vars(twin.summary(**everything)) | {"relevance": twin.relevance(value, gradient).map(case.bins)}
+                for twin in twins]
         self.known = {name: [_flat(each, STATISTICS[name]) for each in said] for name in STATISTICS}
         self.dense = twins[0].dense()
 

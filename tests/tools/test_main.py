@@ -67,7 +67,7 @@ def spoilt(array):
 
 
 METHODS = ["entropy", "max", "mean_position", "mean_distance", "lost_mass", "row_mass", "key_mass", "key_max", "map",
-           "relevance", "weighted", "head_mean", "dense", "__matmul__"]
+           "head_mean", "dense", "__matmul__"]
 
 
 @pytest.mark.parametrize(("owner", "function"), [
