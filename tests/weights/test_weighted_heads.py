@@ -109,6 +109,15 @@ def test_two_axes_nan_rows_and_a_given_lse(isa, seed):
         assert np.isfinite(found).all()
 
 
+def test_a_head_that_counts_in_one_batch_element_alone(isa, seed):
+    query, key, _ = inputs(np.random.default_rng(seed), (2,), 2, 2, 20, 40, 8)
+    query[0, 1, 4] = np.nan
+    A = attnc.AttentionWeights(query, key).weighted(heads=[[1.0, 0.0], [1.0, 2.0]])
+    for found in (A.dense(), A.key_mass(), A.row_mass(), A.map((3, 3)), A @ np.ones(40), A.T @ np.ones(20),
+                  A.key_max()):
+        assert np.isfinite(found).all()
+
+
 def test_the_mean_of_heads_is_one(isa, seed):
     query, key, _ = inputs(np.random.default_rng(seed), (2,), 4, 2, 30, 50, 8)
     W = attnc.AttentionWeights(query, key, causal=True)
