@@ -1,4 +1,4 @@
-"""ONNX: the `Attention` operator for `onnx.reference.ReferenceEvaluator`, computed by attnc."""
+"""ONNX: the `Attention` operator, computed by attnc in `onnx.reference.ReferenceEvaluator`, and models that get it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ except ModuleNotFoundError as error:
     raise ImportError("attnc.integrations.onnx needs the package 'onnx', which is not installed") from error
 
 from ..attention import attention, attention_scores
+from ._onnx_fusion import fuse
 
-__all__ = ["OPERATORS", "Attention"]
+__all__ = ["OPERATORS", "Attention", "fuse"]
 
 VERSIONS = (23, 24, 25)  # opsets that defined Attention anew; a model of a later opset uses the last of these
 SCALED, CAPPED, MASKED, WEIGHTS = range(4)  # values of qk_matmul_output_mode

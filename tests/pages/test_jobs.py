@@ -12,6 +12,7 @@ JOBS = {    # and the packages without which it cannot run
     "chemistry": ("torch", "transformers", "rxnmapper"),
     "long_document": ("torch",),
     "proteins": ("torch", "transformers", "sapiens"),
+    "reading": ("onnx", "onnxruntime", "rapidocr"),
     "speech": ("torch", "numba", "tiktoken", "whisper"),
     "vision": ("torch", "transformers", "sklearn"),
 }
