@@ -184,13 +184,14 @@ def test_weights_are_of_copies_and_say_when_a_mask_changes():
 
     model, x, mask = Model(), torch.randn(1, 2, 5, 8), torch.ones(5, 5).bool()
     wanted = (x @ x.mT / 8 ** 0.5).softmax(-1).numpy()
-    with capture(model, ("weights", lambda weights, call: weights)) as records:
+    with capture(model, "weights") as kept, capture(model, "weights") as unasked, \
+            capture(model, lambda weights, call: weights) as given:
         model(x, mask)
     x.zero_()
-    assert_close(records[0].weights.dense(), wanted)
+    assert_close(kept[0].weights.dense(), wanted)
     mask[0, 0] = False
-    for weights in (records[0].weights, records[0].result):
-        with pytest.raises(RuntimeError, match="changed"):
+    for weights, changed in (kept[0].weights, "mask"), (unasked[0].weights, "mask"), (given[0].result, "query and key"):
+        with pytest.raises(RuntimeError, match=f"{changed}.* changed since"):
             weights.dense()
 
 
