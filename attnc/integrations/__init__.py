@@ -1,4 +1,4 @@
-"""attnc inside other libraries; each module imports its library, attnc alone imports none."""
+"""attnc inside other libraries; each module imports its library, and attnc itself imports none."""
 
 from typing import TYPE_CHECKING
 
@@ -6,7 +6,7 @@ _MODULES = ("dask", "jax", "keras", "mpi", "onnx", "torch", "transformers")
 
 if not TYPE_CHECKING:       # a type checker would take any name for one of these
     def __getattr__(name: str):
-        if name in _MODULES:        # and with it its library, when it is asked for
+        if name in _MODULES:        # imports the library on first access
             from importlib import import_module
 
             return import_module(f".{name}", __name__)

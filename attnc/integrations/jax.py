@@ -1,4 +1,4 @@
-"""``jax.nn.dot_product_attention`` by attnc's kernels: under ``jit``, ``vmap`` and ``grad``, on the CPU."""
+"""``jax.nn.dot_product_attention`` computed by attnc's kernels on the CPU, under ``jit``, ``vmap`` and ``grad``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .._checks.arrays import accumulator, promoted
 
 OWN_AXES = {"query": 3, "key": 3, "value": 3, "bias": 3, "mask": 3, "q_lengths": 0, "kv_lengths": 0}  # after the batch
 
-Arrays: TypeAlias = dict[str, Any]      # of jax, of NumPy, or what stands for them while jax traces
+Arrays: TypeAlias = dict[str, Any]      # of jax or NumPy arrays, or jax's tracers
 
 
 class _Options(NamedTuple):
-    """What is known when a function is traced."""
+    """The static options of a traced function."""
 
     causal: bool
     scale: float | None
@@ -35,22 +35,22 @@ def dot_product_attention(
         query_seq_lengths: ArrayLike | None = None, key_value_seq_lengths: ArrayLike | None = None,
         local_window_size: int | tuple[int, int] | None = None, implementation: str | None = None,
         return_residual: bool = False) -> Any:
-    """The function of this name in `jax.nn`, by a call back to `attnc.attention`.
+    """`jax.nn.dot_product_attention`, computed by a callback to `attnc.attention`.
 
     Parameters
     ----------
     query, key, value : float array (B, T, N, H) or (T, N, H); (B, S, K, H) or (S, K, H) with N a multiple of K
-        The value may have another depth. More batch axes may stand before B; missing leading axes count as 1.
+        The value may have another depth. More batch axes may precede B; missing leading axes have length 1.
     bias, mask : array that broadcasts to (B, N, T, S), optional
         Floats to add to the scores; bools, True = attend. Axes are aligned from the right, as in jax.
     scale : float, optional
         ``1 / sqrt(H)`` by default. A traced scale multiplies the query, so that it can be mapped and has a gradient.
     is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size
-        As in jax: causal from the top left, an int window is symmetric. Lengths are (B,), or () for all.
+        As in jax: causal order is top-left, an int window is symmetric. Lengths are (B,), or () for all.
     implementation : {None, "attnc"}
-        There is one.
+        Both mean attnc.
     return_residual : bool
-        Also the lse, (B, T, N).
+        Whether to return the lse too, (B, T, N).
 
     Returns
     -------
@@ -61,16 +61,16 @@ def dot_product_attention(
     Raises
     ------
     TypeError, ValueError
-        For a wrong shape or dtype, and for an implementation of another library, when the function is traced. Lengths
-        beyond the arrays raise when it runs.
+        When the function is traced, for a wrong shape or dtype, or another implementation. Lengths beyond the arrays
+        raise when it runs.
     NotImplementedError
         For second derivatives.
 
     Notes
     -----
-    Gradients of query, key, value, bias and a traced scale are exact, those through the lse too (jax stops there).
-    Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) is refused by jax with a TypeError. Under `vmap`, with any
-    `in_axes`, one call of the kernels computes all examples; arrays that are not mapped are not copied.
+    Gradients of query, key, value, bias and a traced scale are exact, also through the lse, which jax does not
+    differentiate. jax refuses forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) with a TypeError. Under `vmap`,
+    with any `in_axes`, one call of the kernels computes all examples; unmapped arrays are not copied.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def dot_product_attention(
     own_rank, dtypes = arrays["query"].ndim, [arrays[name].dtype for name in ("query", "key", "value")]
     if not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
         raise TypeError(f"query, key and value have dtypes {', '.join(map(str, dtypes))}; wanted floats")
-    if isinstance(scale, jax.core.Tracer):              # a product of jax: mapped or differentiated with the query
+    if isinstance(scale, jax.core.Tracer):              # a product in jax, which maps and differentiates it
         if scale.shape:
             raise ValueError(f"scale has shape {scale.shape}; wanted a scalar")
         wide = jnp.promote_types(dtypes[0], jnp.float32)
@@ -104,7 +104,7 @@ def dot_product_attention(
 
 
 def _with_all_axes(arrays: Arrays) -> Arrays:
-    """Every array with the same number of batch axes: `vmap` puts its axis before them, where all arrays meet it."""
+    """Every array with the same number of batch axes, so that the axis of `vmap`, before them, aligns in all arrays."""
     batch_axes = max(1, *(arrays[name].ndim - 3 for name in ("query", "key", "value")))
     found = {}
     for name, array in arrays.items():
@@ -116,7 +116,7 @@ def _with_all_axes(arrays: Arrays) -> Arrays:
 
 
 def _with_axes_of(array: Any, rank: int) -> Any:
-    """Without leading axes of 1 that the caller's query does not have."""
+    """Drop leading axes of length 1 that the caller's query does not have."""
     extra = 0
     while array.ndim - extra > rank and array.shape[extra] == 1:
         extra += 1
@@ -124,12 +124,12 @@ def _with_axes_of(array: Any, rank: int) -> Any:
 
 
 def _called(text: str) -> str:
-    """Arguments by their names here."""
+    """Replace attnc's names of arguments by jax's."""
     return text.replace("q_lengths", "query_seq_lengths").replace("kv_lengths", "key_value_seq_lengths")
 
 
 def _check(options: _Options, arrays: Arrays) -> None:
-    """Raise for wrong shapes and dtypes while jax traces: stand-ins of one element have those of the arrays."""
+    """Raise for wrong shapes and dtypes while jax traces, by stand-ins of one element with those of the arrays."""
     stand_ins = {name: np.broadcast_to(np.zeros((), array.dtype), array.shape) for name, array in arrays.items()}
     inputs, more = _split(options, stand_ins)
     try:
@@ -150,7 +150,7 @@ def _attend(options: _Options, arrays: Arrays) -> Any:
 
 
 def _forward(options: _Options, rank: int, arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
-    """Runs outside of jax, on NumPy arrays: `rank` axes, and before them those of `vmap`, 1 where it does not map."""
+    """Runs outside of jax, on NumPy arrays of `rank` axes, preceded by those of `vmap` (of length 1 if unmapped)."""
     arrays, mapped = _mapped(arrays, rank)
     inputs, more = _split(options, arrays | _spread({"query": arrays["query"]}, mapped))
     result = attnc.attention(*inputs, want="lse", **more)
@@ -158,14 +158,14 @@ def _forward(options: _Options, rank: int, arrays: Arrays) -> tuple[np.ndarray, 
 
 
 def _mapped(arrays: Arrays, rank: int) -> tuple[Arrays, tuple[int, ...]]:
-    """The arrays of NumPy, and the lengths of the axes that `vmap` put before them."""
+    """NumPy arrays, and the lengths of the axes that `vmap` has added to them."""
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
     count = arrays["query"].ndim - rank
     return arrays, np.broadcast_shapes(*(array.shape[:count] for array in arrays.values()))
 
 
 def _spread(arrays: Arrays, mapped: tuple[int, ...]) -> Arrays:
-    """Views of the arrays with all mapped examples."""
+    """Views of the arrays, broadcast to all mapped examples."""
     return {name: np.broadcast_to(array, mapped + array.shape[len(mapped):]) for name, array in arrays.items()}
 
 
@@ -173,7 +173,7 @@ def _split(options: _Options, arrays: Arrays) -> tuple[list[Any], dict[str, Any]
     """Positional inputs, and the options of attnc."""
     more = dict(arrays)
     inputs = [more.pop(name) for name in ("query", "key", "value")]
-    offset = 0 if options.causal or options.window else None            # jax counts from the top left
+    offset = 0 if options.causal or options.window else None            # jax's causal order is top-left
     return inputs, {"layout": "bnhd", "causal": options.causal, "scale": options.scale, "window": options.window,
                     "q_offset": offset, **more}
 

@@ -1,4 +1,4 @@
-"""Keras layers whose attention is attnc's: the fused output, and in the same call the attention scores if asked for."""
+"""Keras layers whose attention attnc computes; on request the same call returns the attention scores."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import attnc
 
 
 class _Attention:
-    """What both layers have in common: the seam that Keras leaves to subclasses, `_compute_attention`."""
+    """The base of both layers: overrides `_compute_attention`, Keras's hook for subclasses."""
 
-    _return_attention_scores: bool      # of Keras
+    _return_attention_scores: bool      # set by Keras
 
     def _compute_attention(self, query: Any, key: Any, value: Any, attention_mask: Any = None,
                            training: bool | None = None, return_attention_scores: bool | None = None,
@@ -38,16 +38,16 @@ class _Attention:
 
 @keras.saving.register_keras_serializable("attnc")
 class MultiHeadAttention(_Attention, keras.layers.MultiHeadAttention):    # type: ignore[misc]    # Any to mypy
-    """`keras.layers.MultiHeadAttention` by attnc; ``return_attention_scores=True`` costs no second computation.
+    """`keras.layers.MultiHeadAttention` computed by attnc; ``return_attention_scores=True`` adds no second pass.
 
     Parameters
     ----------
     **options
-        Those of `keras.layers.MultiHeadAttention`. ``dropout`` must be 0 in training.
+        Options of `keras.layers.MultiHeadAttention`. ``dropout`` must be 0 in training.
 
     Notes
     -----
-    On the torch and jax backends output gradients are `attnc.attention_backward`'s; the scores have none.
+    On the torch and jax backends `attnc.attention_backward` computes the gradients of the output; scores have none.
 
     Examples
     --------
@@ -61,12 +61,12 @@ class MultiHeadAttention(_Attention, keras.layers.MultiHeadAttention):    # type
 
 @keras.saving.register_keras_serializable("attnc")
 class GroupedQueryAttention(_Attention, keras.layers.GroupQueryAttention):    # type: ignore[misc]    # Any to mypy
-    """`keras.layers.GroupQueryAttention` by attnc, which reads each key head once for all query heads that share it.
+    """`keras.layers.GroupQueryAttention` computed by attnc, which reads each key head once for its query heads.
 
     Parameters
     ----------
     **options
-        Those of `keras.layers.GroupQueryAttention`. ``dropout`` must be 0 in training.
+        Options of `keras.layers.GroupQueryAttention`. ``dropout`` must be 0 in training.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class GroupedQueryAttention(_Attention, keras.layers.GroupQueryAttention):    # 
 
 
 def attend(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scores: bool) -> tuple[Any, Any]:
-    """Output, and scores or None, of tensors of the backend in use."""
+    """Output and scores (or None) for tensors of the current backend."""
     backend = keras.backend.backend()
     if backend not in _BACKENDS:
         raise NotImplementedError(f"attnc.integrations.keras has the backends {', '.join(_BACKENDS)}; the one in use "

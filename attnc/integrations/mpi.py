@@ -1,9 +1,10 @@
-"""Ring attention over MPI ranks: keys and values go round while each rank attends with its own queries.
+"""Ring attention over MPI ranks: keys and values circulate while each rank attends with its own queries.
 
-Each rank holds a part of the sequence. In every step it sends the keys and values it has to the next rank, receives
-those of the one before, and meanwhile attends over what it has; outputs are merged by their lse (Liu et al. 2023, "Ring
-Attention with Blockwise Transformers"). With ``order="zigzag"`` a rank holds two pieces, one from either end, so that
-all have the same work in causal attention (Brandon et al. 2023, "Striped Attention", balance the same way by stripes).
+Each rank holds a part of the sequence. In every step it sends its current keys and values to the next rank, receives
+those of the previous rank, and meanwhile attends over the current ones; outputs are merged by their lse (Liu et al.
+2023, "Ring Attention with Blockwise Transformers"). With ``order="zigzag"`` a rank holds two pieces, one from either
+end, so that all ranks have the same work in causal attention (Brandon et al. 2023, "Striped Attention", balance it by
+stripes).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SHOWN = 4       # differences that a message shows
 
 
 class Piece(NamedTuple):
-    """Places start .. stop of the whole sequence, which lie from `at` on in what a rank holds."""
+    """Tokens start .. stop of the whole sequence, which begin at index `at` of a rank's part."""
 
     start: int
     stop: int
@@ -48,21 +49,21 @@ class Piece(NamedTuple):
 
 
 def pieces(length: int, size: int, order: str = "contiguous") -> list[list[Piece]]:
-    """Which places of a sequence each of `size` ranks holds, in the order in which it holds them.
+    """The pieces of a sequence that each of `size` ranks holds, in order.
 
     Parameters
     ----------
     length : int
-        Of the whole sequence.
+        Length of the whole sequence.
     size : int
-        Ranks.
+        Number of ranks.
     order : {"contiguous", "zigzag"}
         One piece for each rank; or two, the r-th from the front and the r-th from the back.
 
     Returns
     -------
     list of list of Piece
-        For each rank.
+        The pieces of each rank.
 
     Examples
     --------
@@ -90,7 +91,7 @@ def scatter(comm: MPI.Comm, array: np.ndarray, order: str = "contiguous", axis: 
     ----------
     comm : mpi4py communicator
     array : array
-        The whole, the same on every rank.
+        The whole array, the same on every rank.
     order : {"contiguous", "zigzag"}
         As in `pieces`.
     axis : int
@@ -99,7 +100,7 @@ def scatter(comm: MPI.Comm, array: np.ndarray, order: str = "contiguous", axis: 
     Returns
     -------
     array
-        A copy of the pieces that this rank holds, one after another.
+        A copy of this rank's pieces, concatenated.
 
     Examples
     --------
@@ -112,7 +113,7 @@ def scatter(comm: MPI.Comm, array: np.ndarray, order: str = "contiguous", axis: 
 
 
 class _Failure(NamedTuple):
-    """An exception as it travels: any of them can be sent, and be raised on another rank."""
+    """An exception in a form that can be sent to, and raised on, another rank."""
 
     kind: type[Exception]
     text: str
@@ -126,7 +127,7 @@ class _Failure(NamedTuple):
 
 
 def _attempt(function: Callable[..., R], *arguments: Any, **options: Any) -> R | BaseException:
-    """What the function returns, or the exception that it raises."""
+    """The result of the function, or the exception that it raises."""
     try:
         return function(*arguments, **options)
     except BaseException as error:      # a KeyboardInterrupt of one rank ends the call of all
@@ -134,7 +135,7 @@ def _attempt(function: Callable[..., R], *arguments: Any, **options: Any) -> R |
 
 
 def _everyones(comm: MPI.Comm, mine: Any) -> list[Any]:
-    """What each rank has; an exception that one rank has is raised on every rank."""
+    """The objects of all ranks; an exception among them is raised on every rank."""
     own = mine if isinstance(mine, BaseException) else None
     everyone: list[Any] = comm.allgather(mine if own is None else _Failure.of(own))
     if own is not None and not isinstance(own, Exception):
@@ -146,7 +147,7 @@ def _everyones(comm: MPI.Comm, mine: Any) -> list[Any]:
 
 
 def _collective(function: Callable[P, R]) -> Callable[P, R]:
-    """Arguments that do not fit the signature on one rank are an error on every rank: the others wait for this one."""
+    """Raise on every rank if arguments do not fit the signature on one, since the others would wait for it."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -165,17 +166,17 @@ def ring_attention(comm: MPI.Comm, query: ArrayLike, key: ArrayLike, value: Arra
                    scale: float | None = None, softcap: float | None = None, sinks: ArrayLike | None = None,
                    order: str = "contiguous", want: Lse | tuple[()] = (),
                    num_threads: int | None = None) -> np.ndarray | AttentionResult:
-    """`attnc.attention` over a sequence that lies over the ranks of a communicator.
+    """`attnc.attention` over a sequence that is distributed over the ranks of a communicator.
 
     Parameters
     ----------
     comm : mpi4py communicator
     query, key, value : array (..., q_heads, length of this rank's part, head_dim) and so on
-        This rank's part, as `pieces` of the whole length says (`scatter` cuts it so).
+        This rank's `pieces` of the whole, as from `scatter`.
     causal, scale, softcap, sinks, num_threads
         As in `attnc.attention`, the same on every rank.
     order : {"contiguous", "zigzag"}
-        As in `pieces`; "zigzag" gives all ranks the same work where `causal` is True.
+        As in `pieces`; "zigzag" gives all ranks the same work if `causal` is True.
     want : name or tuple of names
         ``"lse"``.
 
@@ -187,9 +188,9 @@ def ring_attention(comm: MPI.Comm, query: ArrayLike, key: ArrayLike, value: Arra
     Raises
     ------
     TypeError, ValueError
-        On every rank, if one has a wrong argument or they do not fit each other; the message names rank and cause.
+        On every rank, if one has a wrong argument or ranks do not fit each other; the message names rank and cause.
     MemoryError, RuntimeError
-        On every rank, if one has no memory, or another exception while it computes.
+        On every rank, if one runs out of memory, or raises another exception while it computes.
 
     Examples
     --------
@@ -237,14 +238,14 @@ def ring_attention_backward(
         comm: MPI.Comm, grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike,
         lse: ArrayLike, *, causal: bool = False, scale: float | None = None, softcap: float | None = None,
         order: str = "contiguous", num_threads: int | None = None) -> AttentionGradients:
-    """Gradients of `ring_attention`: those of keys and values travel with them and come home after one round.
+    """Gradients of `ring_attention`; those of keys and values circulate with them and return after one round.
 
     Parameters
     ----------
     comm, query, key, value, causal, scale, softcap, order, num_threads
-        As they went into `ring_attention`.
+        As passed to `ring_attention`.
     grad_output, output, lse : array
-        This rank's part of each; output and lse as ``ring_attention(..., want="lse")`` gave them.
+        This rank's part of each; output and lse are those of ``ring_attention(..., want="lse")``.
 
     Returns
     -------
@@ -301,10 +302,10 @@ def ring_attention_backward(
 
 
 class _Ring:
-    """Arguments that every rank has checked, which pieces each rank holds, and the turns of the ring.
+    """Checked arguments, the pieces of each rank, and the turns of the ring.
 
-    Ranks exchange what they know before they wait for each other's keys, and once more at the end: an exception on one
-    is raised on all, and none waits for a message that does not come.
+    Ranks exchange their state before they wait for each other's keys, and once more at the end: an exception on one
+    rank is raised on all, and none waits for a message that is never sent.
     """
 
     def __init__(self, comm: MPI.Comm, name: str, order: str, check: Callable[[], Args]):
@@ -316,13 +317,13 @@ class _Ring:
         self.own, self.holders = self._check_lengths(everyone, order)
 
     def _described(self, name: str, order: str, check: Callable[[], Args]) -> dict[str, Any]:
-        """What the other ranks must know of this one's arguments."""
+        """The description of this rank's arguments for the other ranks."""
         check_choice("order", order, ORDERS)
         self.args = a = check()
         inputs: tuple[Any, ...] = (a.query, a.key, a.value)     # not None: ring attention has a value
         query, self.key, self.value = (x[0] if a.two_d else x for x in inputs)
         self.dtypes = {"query": query.dtype, "key": self.key.dtype, "value": self.value.dtype}
-        self.query = query.astype(a.acc)                # wide, so that merging loses nothing
+        self.query = query.astype(a.acc)                # so that partial results merge in the accumulation dtype
         lengths = {"query": a.q_len, "key": a.kv_len}
         alike = {"function": name, "batch": a.batch, "axes": query.ndim, "q_heads": a.q_heads,
                  "kv_heads": a.kv_heads, "head_dim": a.head_dim, "value_dim": a.value_dim,
@@ -333,7 +334,7 @@ class _Ring:
         return {"lengths": lengths, "alike": {name: str(x) for name, x in (alike | sinks).items()}}
 
     def _check_lengths(self, everyone: list[dict[str, Any]], order: str) -> tuple[list[Piece], list[list[Piece]]]:
-        """Own pieces of the queries, and every rank's pieces of the keys."""
+        """This rank's pieces of the queries, and every rank's pieces of the keys."""
         found = {name: [each["lengths"][name] for each in everyone] for name in ("query", "key")}
         wanted = {name: pieces(sum(lengths), self.comm.size, order) for name, lengths in found.items()}
         for name, lengths in found.items():
@@ -347,18 +348,18 @@ class _Ring:
         return wanted["query"][self.comm.rank], wanted["key"]
 
     def together(self, function: Callable[[], Any]) -> Any:
-        """The function's result, once it has one on every rank, after a ring without an exception."""
+        """The function's result, if neither it nor the ring raised on any rank; else raises on all."""
         result = _attempt(function) if self.failure is None else self.failure
         _everyones(self.comm, result if isinstance(result, BaseException) else None)
         return result
 
     def turn(self, work: Callable[..., None], arrays: list[np.ndarray],
              totals: list[np.ndarray] | None = None) -> list[np.ndarray]:
-        """Call ``work(pieces, arrays)`` for each rank's in turn, from this rank's backwards.
+        """Call ``work(pieces, arrays)`` for the arrays of each rank in turn, from this rank's own backwards.
 
-        While it works with the arrays of one rank, those of the next arrive. The totals are what it adds to for the
-        arrays that came; they go on when it is done, and those returned are this rank's own again. After an exception a
-        rank works no more, but passes on what the others wait for; `together` raises it.
+        While it works with the arrays of one rank, those of the next arrive. `work` adds to the totals that belong to
+        its arrays; these move on when it is done, and those returned are this rank's own. After an exception a rank
+        stops working but still passes on what the others wait for; `together` raises the exception.
         """
         size, rank, totals = self.comm.size, self.comm.rank, totals or []
         moving = [*arrays, *totals]
@@ -385,19 +386,19 @@ class _Ring:
         return totals
 
     def _shape(self, x: np.ndarray, owner: int) -> tuple[int, ...]:
-        """Of an array like x as another rank holds it."""
+        """The shape of another rank's array like x."""
         return *x.shape[:-2], sum(piece.stop - piece.start for piece in self.holders[owner]), x.shape[-1]
 
     def _bytes_of(self, x: np.ndarray, owner: int) -> int:
         return math.prod(self._shape(x, owner)) * x.dtype.itemsize
 
     def _like(self, x: np.ndarray, owner: int, buffer: np.ndarray) -> np.ndarray:
-        """The array of another rank, in a buffer."""
+        """The part of a buffer that holds another rank's array like x."""
         return buffer[:self._bytes_of(x, owner)].view(x.dtype).reshape(self._shape(x, owner))
 
 
 def _check_alike(rank: int, here: dict[str, Any], first: dict[str, Any]) -> None:
-    """Raise what differs between a rank and rank 0."""
+    """Raise if a rank differs from rank 0."""
     here, first = here["alike"], first["alike"]
     if here != first:
         names = [name for name in (first | here) if here.get(name) != first.get(name)]
@@ -407,5 +408,5 @@ def _check_alike(rank: int, here: dict[str, Any], first: dict[str, Any]) -> None
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
-    """As bytes, which MPI has a type for whatever the dtype."""
+    """The array as bytes, for which MPI has a type whatever the dtype."""
     return array.reshape(-1).view(np.uint8)

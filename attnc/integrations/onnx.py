@@ -1,4 +1,4 @@
-"""ONNX: the `Attention` operator, computed by attnc in `onnx.reference.ReferenceEvaluator`, and models that get it."""
+"""ONNX: the `Attention` operator of `onnx.reference.ReferenceEvaluator` by attnc, and `fuse`, which inserts it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ._onnx_fusion import fuse
 
 __all__ = ["OPERATORS", "Attention", "fuse"]
 
-VERSIONS = (23, 24, 25)  # opsets that defined Attention anew; a model of a later opset uses the last of these
+VERSIONS = (23, 24, 25)  # opsets that changed Attention; a model of a later opset uses the last of these
 SCALED, CAPPED, MASKED, WEIGHTS = range(4)  # values of qk_matmul_output_mode
 DOUBLE = 11
 PRECISIONS = (1, 10, DOUBLE, 16)  # float, float16, double, bfloat16
@@ -29,17 +29,17 @@ _WANT: dict[int | None, Any] = {MASKED: "scores", WEIGHTS: "weights"}
 
 
 class Attention(OpRun):    # type: ignore[misc]    # onnx is Any to mypy
-    """`Attention` of opset 23, 24 and 25 (nonpad_kv_seqlen from 24, windows from 25), as the model's opset says.
+    """`Attention` of opset 23, 24 and 25 (nonpad_kv_seqlen from 24, windows from 25), chosen by the model's opset.
 
-    Takes float32, float64, float16 and bfloat16, and computes in float32, or in float64 if an input is double or
-    `softmax_precision` asks for it: never in less than what is asked. A key that a row may not see never changes the
-    result, not even if it is NaN.
+    Accepts float32, float64, float16 and bfloat16. Computes in float32, or in float64 if an input or
+    `softmax_precision` is double, never with less precision than requested. A key that a row may not see never changes
+    the result, not even if it is NaN.
 
     Raises
     ------
     ValueError
-        For attributes the model's opset does not have or whose value has no meaning (naming them), for integer masks,
-        and for shapes that do not fit. (The evaluator hides the text of a TypeError.)
+        For attributes that the model's opset does not have or whose value is invalid, naming them; for integer masks;
+        for shapes that do not fit. (Not TypeError, whose text the evaluator hides.)
 
     Examples
     --------
@@ -91,7 +91,7 @@ class Attention(OpRun):    # type: ignore[misc]    # onnx is Any to mypy
         dtype, packed = query.dtype, query.ndim == 3
         query = _split_heads("Q", query, "q_num_heads", q_num_heads)
         key, value = (_split_heads(name, x, "kv_num_heads", kv_num_heads) for name, x in (("K", key), ("V", value)))
-        offset: int | np.ndarray = 0  # position of the first row: how many keys came before
+        offset: int | np.ndarray = 0  # position of the first row: the number of earlier keys
         if past_key is not None and past_value is not None:
             key, value = (np.concatenate(pair, axis=2) for pair in ((past_key, key), (past_value, value)))
             offset = past_key.shape[2]
@@ -99,7 +99,7 @@ class Attention(OpRun):    # type: ignore[misc]    # onnx is Any to mypy
             offset = nonpad_kv_seqlen - query.shape[2]
         present = key, value
         if softmax_precision == DOUBLE:
-            query = query.astype(np.float64)  # one float64 input is enough for float64 throughout
+            query = query.astype(np.float64)  # one float64 input makes all computation float64
 
         mode = qk_matmul_output_mode if len(self.output) > 3 and self.output[3] else None
         product: dict[str, Any] = {"scale": None if scale is None else float(scale), "softcap": float(softcap) or None}
@@ -117,7 +117,7 @@ class Attention(OpRun):    # type: ignore[misc]    # onnx is Any to mypy
                 middle = attention_scores(query, key, stage=stage, **product)
             else:
                 middle = result.scores if mode == MASKED else result.weights
-            with np.errstate(over="ignore"):  # scores may be beyond the range of float16
+            with np.errstate(over="ignore"):  # scores may exceed the range of float16
                 outputs.append(middle.astype(dtype, copy=False))
         return tuple(outputs)
 
@@ -126,7 +126,7 @@ OPERATORS = [Attention]
 
 
 def _split_heads(name: str, x: np.ndarray, attribute: str, heads: int | None) -> np.ndarray:
-    """(batch, heads, length, dim): 4-D as it is, 3-D (batch, length, heads * dim) as a view."""
+    """(batch, heads, length, dim) from 4-D input unchanged, or from 3-D (batch, length, heads * dim) as a view."""
     if x.ndim == 4:
         if heads is not None and heads != x.shape[1]:
             raise ValueError(f"{attribute} of Attention is {heads}, but {name} has {x.shape[1]} heads")
@@ -139,7 +139,7 @@ def _split_heads(name: str, x: np.ndarray, attribute: str, heads: int | None) ->
 
 
 def _mask_or_bias(attn_mask: np.ndarray | None, kv_len: int) -> dict[str, Any]:
-    """The option for `attn_mask`; the keys that a short one does not cover are not allowed."""
+    """The option for `attn_mask`; a shorter mask excludes the keys that it does not cover."""
     if attn_mask is None:
         return {}
     if attn_mask.dtype.kind in "iu":

@@ -28,33 +28,32 @@ def attention(
         k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
         layout: Layout = "bhnd", want: Lse | tuple[()] = (), num_threads: int | None = None
 ) -> da.Array | AttentionResult:
-    """`attnc.attention` on dask arrays, cut along batch, heads, queries and keys in any way.
+    """`attnc.attention` on dask arrays with any chunks along batch, heads, queries and keys.
 
-    Each block of queries meets each block of keys that some of its rows may see, as a task of its own; the results are
-    merged, four at a time, by output and lse.
+    Each block of queries is one task with each block of keys that any of its rows may see; the results are merged, four
+    at a time, by output and lse.
 
     Parameters
     ----------
     query, key, value : dask arrays
-        Of the shapes and dtypes of `attnc.attention`. Chunks of batch axes and heads are made to meet by rechunking;
-        head_dim is one chunk; the value is cut along its length as the key is.
+        With shapes and dtypes as in `attnc.attention`. Batch axes and heads are rechunked to match, head_dim to one
+        chunk, and the length of the value like that of the key.
     mask, key_mask, bias, relative_bias, k_positions, alibi_slopes, sinks, q_segments, k_segments : dask or NumPy \
 arrays, optional
     causal, window, q_offset, scale, softcap, q_lengths, kv_lengths, layout, num_threads
-        As in `attnc.attention`; what is an array there is a NumPy array here.
+        As in `attnc.attention`; arrays among them are NumPy arrays.
     want : name or tuple of names
-        ``"lse"``; weights and their statistics have a class of their own, `AttentionWeights`.
+        ``"lse"``; for weights and their statistics see `AttentionWeights`.
 
     Returns
     -------
     dask array like the output of `attnc.attention`, or AttentionResult of dask arrays
-        Equal to the result in one piece, to rounding.
+        Equal to the result of `attnc.attention` up to rounding.
 
     Raises
     ------
     TypeError, ValueError
-        For a wrong dtype or a wrong shape or value, for chunks of unknown size, naming the argument; before anything
-        is computed.
+        Before any computation, for a wrong dtype, shape or value, or chunks of unknown size, naming the argument.
 
     Examples
     --------
@@ -65,7 +64,7 @@ arrays, optional
     """
     if set(check_want(want)) - {"lse"}:
         raise ValueError(f"want={want!r}; wanted 'lse' or nothing: AttentionWeights has the weights and statistics")
-    block_mask = None       # its blocks would have to meet those of the arrays
+    block_mask = None       # not supported: its blocks would have to match the chunks
     options = dict(zip(OPTIONS, options_of(locals()), strict=True), num_threads=num_threads)
     grid = Grid(query, key, value, options)
     output, lse = states(grid)
@@ -79,7 +78,7 @@ arrays, optional
 
 
 def states(grid: Grid) -> tuple[da.Array, da.Array]:
-    """Output and lse, both in the dtype of the sums, (batch..., q_heads, q_len[, value_dim])."""
+    """Output and lse in the accumulation dtype, (batch..., q_heads, q_len[, value_dim])."""
     a = grid.args
     outputs, lses = {}, {}
     for place, sizes, batch, head, rows in grid.row_blocks():
@@ -94,7 +93,7 @@ def states(grid: Grid) -> tuple[da.Array, da.Array]:
 
 
 def assembled(found: dict[tuple[int, ...], da.Array]) -> da.Array:
-    """Blocks by their numbers on each axis as one array."""
+    """Join blocks, given by their numbers on each axis, to one array."""
     size = [1 + max(places) for places in zip(*found, strict=True)]
     nested = np.empty(size, object)
     for place, block in found.items():
@@ -104,7 +103,7 @@ def assembled(found: dict[tuple[int, ...], da.Array]) -> da.Array:
 
 def _part(query: np.ndarray, key: np.ndarray, value: np.ndarray | None, options: dict[str, Any],
           first: bool) -> tuple[np.ndarray, np.ndarray]:
-    """What a block of keys adds. Sinks enter once."""
+    """Output and lse over one block of keys; only the first block includes sinks."""
     if not first:
         options = {name: option for name, option in options.items() if name != "sinks"}
     if value is None:

@@ -1,7 +1,7 @@
-"""How dask arrays are cut for attention, and what of each argument belongs to a block of queries and a block of keys.
+"""Divides dask arrays into blocks for attention, with the part of each argument for a pair of query and key blocks.
 
-All arguments are checked before anything is computed, by the checks of `attnc.attention` on arrays of no size. A block
-of keys that no row of a block of queries may see by causal, window or lengths is left out.
+All arguments are checked before any computation, by the checks of `attnc.attention` on stand-ins without memory. A
+block of keys that no row of a query block may see by causal, window or lengths is skipped.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ..._checks import attention_args
 if TYPE_CHECKING:
     from ..._checks import Args
 
-# The axes that the last axes of an option stand for (d: distance of row and key, g: kv heads); what comes before are
-# batch axes.
+# The last axes of each option (h: query heads, g: kv heads, i: rows, j: keys, d: distance of row and key); axes before
+# them are batch axes.
 AXES = {"mask": "hij", "bias": "hij", "relative_bias": "hd", "key_mask": "j", "k_positions": "gj", "alibi_slopes": "h",
         "sinks": "h", "q_segments": "i", "k_segments": "j", "q_lengths": "", "kv_lengths": "", "q_offset": ""}
-LENGTHS = ("q_lengths", "kv_lengths", "q_offset")    # what decides which blocks there are
-POSITIONS = ("causal", "window", "alibi_slopes")    # what needs to know where a row stands
+LENGTHS = ("q_lengths", "kv_lengths", "q_offset")    # options that decide which blocks there are
+POSITIONS = ("causal", "window", "alibi_slopes")    # options that depend on the position of a row
 
 
 @dataclass
 class Block:
-    """One block of an axis: its number, and the places start .. stop."""
+    """One block of an axis: its number, and its indices start .. stop."""
 
     number: int
     start: int
@@ -51,13 +51,13 @@ def blocks(chunks: tuple[int, ...]) -> list[Block]:
 
 
 class Grid:
-    """Inputs with chunks that fit each other, and the options of each pair of blocks.
+    """Inputs with matching chunks, and the options of each pair of blocks.
 
     Attributes
     ----------
     args : Args
-        What `attnc.attention` would find in inputs of these shapes and dtypes.
-    query, key, value : dask arrays (batch..., heads, length, dim), value None where there is none
+        Checked arguments of inputs of these shapes and dtypes.
+    query, key, value : dask arrays (batch..., heads, length, dim), value None if there is none
     batch, heads, rows, keys : the blocks of each batch axis (a list for each), of kv heads, of queries and of keys
     """
 
@@ -88,7 +88,7 @@ class Grid:
         self.offset = np.asarray(self.kv_length - self.q_length if a.q_offset is None else a.q_offset)
 
     def row_blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[Block, ...], Block, Block]]:
-        """Every block of rows: its place, the sizes of the axes before the length, and its bounds."""
+        """Every block of rows: its numbers on each axis, the sizes of the axes before the length, and its blocks."""
         for batch, head, rows in product(product(*self.batch), self.heads, self.rows):
             place = (*(block.number for block in batch), head.number, rows.number)
             yield place, (*(block.size for block in batch), head.size * self.args.heads_per_kv), batch, head, rows
@@ -98,19 +98,19 @@ class Grid:
         return slice(head.start * self.args.heads_per_kv, head.stop * self.args.heads_per_kv)
 
     def cut(self, array: da.Array, batch: Sequence[Block], heads: slice | None, length: Block) -> da.Array:
-        """The block of an input; batch axes of length 1 serve all."""
+        """The block of an input; batch axes of length 1 broadcast."""
         lead = [slice(None) if size == 1 else block.places
                 for size, block in zip(array.shape[:-3], batch[len(batch) - (array.ndim - 3):], strict=True)]
         return array[(*lead, heads, length.places)]
 
     def inputs(self, batch: Sequence[Block], head: Block, rows: Block, keys: Block) -> list[da.Array | None]:
-        """Query, key and value of a pair of blocks; the query is as wide as the sums, so that merging loses nothing."""
+        """Query, key and value of a pair of blocks; the query, and so each result, has the accumulation dtype."""
         query = self.cut(self.query, batch, self.q_heads(head), rows).astype(self.args.acc)
         rest = [None if x is None else self.cut(x, batch, head.places, keys) for x in (self.key, self.value)]
         return [query, *rest]
 
     def seen(self, rows: Block) -> list[Block]:
-        """The blocks of keys that some row of the block may see by position."""
+        """The blocks of keys that any row of the block may see by position."""
         a = self.args
         causal = a.causal and a.k_positions is None        # keys of any position may be in a block
         left, right = (None, None) if a.window is None or a.k_positions is not None else a.window
@@ -123,7 +123,7 @@ class Grid:
                 and not (left is not None and keys.stop - 1 < first - left)]
 
     def part(self, batch: Sequence[Block], head: Block, rows: Block, keys: Block) -> dict[str, Any]:
-        """The options of a pair of blocks, in whose own places they are written."""
+        """The options of a pair of blocks, relative to the first row and key of the pair."""
         found = {name: option for name, option in self.options.items() if name not in AXES}
         zero = self.args.q_len - 1      # the distance 0 of a relative bias
         within = {"h": self.q_heads(head), "g": head.places, "i": rows.places, "j": keys.places,
@@ -142,13 +142,13 @@ class Grid:
 
 
 def _of(array: np.ndarray, batch: Sequence[Block]) -> np.ndarray:
-    """The batch blocks of a per-batch array."""
+    """The batch blocks of an array over the batch axes."""
     found: np.ndarray = _cut_option(array, "", {}, batch)
     return found
 
 
 def _cut_option(option: Any, axes: str, within: dict[str, slice], batch: Sequence[Block]) -> Any:
-    """The part of an option that belongs to a pair of blocks; axes of length 1 and missing ones serve all."""
+    """The part of an option that belongs to a pair of blocks; axes of length 1 and missing axes broadcast."""
     if np.ndim(option) == 0:
         return option
     last = axes[max(0, len(axes) - option.ndim):]
@@ -173,7 +173,7 @@ def _empty(array: Any) -> Any:
 
 
 def _fitting(arrays: list[da.Array], a: Args) -> list[da.Array]:
-    """Chunks that meet: batch axes cut alike, whole groups of heads, whole depths, values cut as keys are."""
+    """Rechunk to match: equal chunks of batch axes, whole groups of heads, whole depths, values like keys."""
     lead = len(a.batch)
     chunks = {}
     for axis in range(lead):

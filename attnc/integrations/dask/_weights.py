@@ -1,4 +1,4 @@
-"""Exact statistics of the weights of attention on dask arrays, each block of keys under the lse over all of them."""
+"""Exact statistics of attention weights on dask arrays; each block of keys uses the lse over all keys."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 class AttentionWeights:
-    """The weights of `attnc.integrations.dask.attention` as an object; no method builds the matrix but `dense`.
+    """The weights of `attnc.integrations.dask.attention` as an object; only `dense` builds the matrix.
 
     Parameters
     ----------
     query, key : dask arrays
     **options
-        Those of `attnc.integrations.dask.attention`.
+        Options of `attnc.integrations.dask.attention`.
 
     Attributes
     ----------
-    shape : tuple (batch..., q_heads, q_len, kv_len), of 2-D inputs (q_len, kv_len)
-        As the axes of all results: those of 2-D inputs have none before the rows.
+    shape : tuple (batch..., q_heads, q_len, kv_len), or (q_len, kv_len) for 2-D inputs
+        Results for 2-D inputs have no axes of batch and heads either.
     dtype : dtype
-        That of the sums, float32 or float64, which all results have.
+        The accumulation dtype, float32 or float64, which all results have.
     lse : dask array (batch..., q_heads, q_len)
 
     Examples
@@ -55,7 +55,7 @@ class AttentionWeights:
         self.dtype = a.acc
         self._lse = states(self._grid)[1]
         self.lse = self._shown(self._lse)
-        self._grid.options.pop("sinks", None)       # in the lse
+        self._grid.options.pop("sinks", None)       # the lse includes them
 
     def __repr__(self) -> str:
         grid = self._grid
@@ -66,7 +66,7 @@ class AttentionWeights:
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name}, chunksize={chunks})"
 
     def dense(self) -> da.Array:
-        """The weights themselves, (batch..., q_heads, q_len, kv_len), a chunk for each pair of blocks."""
+        """The dense weights, (batch..., q_heads, q_len, kv_len), with a chunk for each pair of blocks."""
         return self._shown(self._pairs(_dense, lambda rows, keys: (rows.size, keys.size)))
 
     def topk(self, k: int) -> TopKeys:
@@ -86,7 +86,7 @@ class AttentionWeights:
         return self._shown(masses.sum(-2, dtype=np.float64).astype(self.dtype))
 
     def map(self, bins: tuple[int, int]) -> da.Array:
-        """The weights shrunk to `bins`, as `attnc.AttentionWeights.map`: (batch..., q_heads, row_bins, col_bins)."""
+        """The weights reduced to `bins`, as `attnc.AttentionWeights.map`: (batch..., q_heads, row_bins, col_bins)."""
         bins = check_bins(bins, self._grid.args)
         sums = self._pairs(_map, lambda rows, keys: (bins[0], bins[1]), bins, self.shape)
         lead = sums.shape[:-2]
@@ -123,7 +123,7 @@ class AttentionWeights:
 
 def _under(function: Callable[..., Any], query: np.ndarray, key: np.ndarray, lse: np.ndarray, options: dict[str, Any],
            start: tuple[int, int], more: tuple[Any, ...]) -> Any:
-    """The function on the weights of these keys among all."""
+    """Call the function with the weights of a block of keys under the lse of all keys."""
     return function(attnc.AttentionWeights(query, key, lse=lse, **options), start, *more)
 
 
@@ -143,7 +143,7 @@ def _topk(weights: attnc.AttentionWeights, start: tuple[int, int], k: int,
 
 def _best(parts: list[tuple[np.ndarray, np.ndarray]], k: int, lead: tuple[int, ...],
           dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """The best of what each block of keys found: by weight, ties to the smaller index, missing ones last."""
+    """The k best results of all blocks of keys: by weight, ties to the smaller index, missing ones last."""
     weights = np.concatenate([np.zeros((*lead, k), dtype), *(part[0] for part in parts)], -1)
     indices = np.concatenate([np.full((*lead, k), -1), *(part[1] for part in parts)], -1)
     order = np.lexsort((indices, np.where(indices < 0, np.inf, -weights)), axis=-1)[..., :k]

@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 import attnc
 
-from . import _batching, _calls, _functions, _names, _tensors  # noqa: F401  registers what torch.vmap does with the operators
+from . import _batching, _calls, _functions, _names, _tensors  # noqa: F401  registers vmap rules
 from ._capture import capture
 from ._derivatives import Attention, has_tangent
 from ._interception import Interception
@@ -35,20 +35,20 @@ def scaled_dot_product_attention(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
         enable_gqa: bool = False) -> torch.Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, by attnc: arguments and meaning are torch's.
+    """`torch.nn.functional.scaled_dot_product_attention`, computed by attnc, with the arguments and meaning of torch's.
 
-    ``is_causal=True`` is top-left: row 0 sees key 0 alone, also where there are more keys than rows.
+    ``is_causal=True`` is top-left: row 0 sees only key 0, also if there are more keys than rows.
 
     Parameters
     ----------
     query, key, value : tensor (..., heads, length, dim) or (length, dim)
         Of one dtype: float32, float64, float16 or bfloat16. Leading axes broadcast, heads too.
     attn_mask : tensor, optional
-        bool, True = attend, or floating point, which is added to the scores; broadcasts to (..., length, keys).
+        bool (True = attend) or floating point (added to the scores); broadcasts to (..., length, keys).
     dropout_p : float
-        0: attnc has no dropout.
+        Must be 0: attnc has no dropout.
     is_causal : bool
-        Not together with `attn_mask`.
+        Cannot be combined with `attn_mask`.
     scale : float, optional
         By default ``1 / sqrt(dim)``.
     enable_gqa : bool
@@ -57,12 +57,12 @@ def scaled_dot_product_attention(
     Returns
     -------
     tensor (..., heads, length, dim of value)
-        With gradients for query, key, value and a mask that is added.
+        With gradients for query, key, value and a floating-point mask.
 
     Raises
     ------
     TypeError, ValueError
-        For what does not go together, and for what attnc cannot do, by its name.
+        For arguments that do not fit each other or that attnc does not support, naming them.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, wa
     want : name or tuple of names
         As in `attnc.attention`. Weights have no gradient; scores are for calls without gradients.
     **options
-        Those of `attnc.attention` but `out`; those that are arrays may be tensors.
+        Options of `attnc.attention` except `out`; arrays among them may be tensors.
 
     Returns
     -------
@@ -100,8 +100,8 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, wa
     Raises
     ------
     TypeError, ValueError
-        As `attnc.attention`; for tensors that are not dense or not on the CPU; for an option whose gradient is asked
-        for and does not exist.
+        As `attnc.attention`; for tensors that are not dense or not on the CPU; for an option that requires grad but has
+        no gradient.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, wa
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, want: Any, options: dict[str, Any],
             order: list[int] | None = None) -> torch.Tensor | attnc.AttentionResult:
-    """Attention of tensors that were checked, seen by those who watch for calls."""
+    """Attention of checked tensors; reports the call to watchers."""
     if torch.compiler.is_compiling() or not _calls.watching(within_patch=True):
         return _compute(query, key, value, want, options, order)
     names = (want,) if isinstance(want, str) else tuple(want)
@@ -140,7 +140,7 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, want: A
 
 def _compute(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, want: Any, options: dict[str, Any],
              order: list[int] | None) -> torch.Tensor | attnc.AttentionResult:
-    """Attention by itself, as a function of autograd, or as an operator."""
+    """Attention as a plain call, as an autograd function, or as an operator."""
     tensors = {"query": query, "key": key, "value": value,
                **{name: x for name, x in options.items() if isinstance(x, torch.Tensor)}}
     graph = torch.is_grad_enabled() and _tensors.need_gradients(tensors)
@@ -178,7 +178,7 @@ def attention_weights(query: torch.Tensor, key: torch.Tensor, **options: Any) ->
     query, key : tensor
         Not requiring grad, unless under ``torch.no_grad()``: statistics have no gradient.
     **options
-        Those of `attnc.AttentionWeights`; those that are arrays may be tensors.
+        Options of `attnc.AttentionWeights`; arrays among them may be tensors.
 
     Returns
     -------
@@ -205,13 +205,13 @@ def attention_weights(query: torch.Tensor, key: torch.Tensor, **options: Any) ->
 
 
 class patch(contextlib.ContextDecorator):
-    """Within it, ``torch.nn.functional.scaled_dot_product_attention`` is attnc's where attnc can, in all threads.
+    """Context in which attnc computes ``torch.nn.functional.scaled_dot_product_attention``, in all threads.
 
-    What `scaled_dot_product_attention` refuses goes to torch as before, among it dropout, tensors on other devices,
-    nested and sparse ones and subclasses of tensors, and so does code compiled by ``torch.jit.script``. The name is
-    replaced in ``torch.nn.functional`` alone: code that has imported the function itself keeps torch's. Contexts may
-    overlap, be entered again and be left in any order; the last puts back what the first has found, unless another
-    library has replaced it since, which is warned of.
+    Torch still computes calls that `scaled_dot_product_attention` refuses (dropout, other devices, nested or sparse
+    tensors, subclasses of tensors) and code compiled by ``torch.jit.script``. The name is replaced only in
+    ``torch.nn.functional``: code that has imported the function itself keeps torch's. Contexts may overlap, be
+    re-entered and be left in any order; the last one restores the original function, or warns if another library has
+    replaced the name in the meantime.
 
     Examples
     --------
@@ -236,7 +236,7 @@ class patch(contextlib.ContextDecorator):
 
 
 def _stand_in(state: SimpleNamespace) -> Callable[..., torch.Tensor]:
-    """What stands in the place of torch's function, as torch.jit.script takes it: annotated, nothing keyword-only."""
+    """The replacement of torch's function; annotated and without keyword-only parameters, for torch.jit.script."""
     def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                                      attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
                                      is_causal: bool = False, scale: float | None = None,
@@ -247,7 +247,7 @@ def _stand_in(state: SimpleNamespace) -> Callable[..., torch.Tensor]:
         return _route(state, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
     scaled_dot_product_attention.__doc__ = state.theirs.__doc__
-    # Pickled by torch's name, as what it stands for: a copy is whatever that name is where it is read.
+    # Pickled by torch's name: unpickling gives whatever function has that name then.
     scaled_dot_product_attention.__module__ = functional.__name__
     scaled_dot_product_attention.__qualname__ = scaled_dot_product_attention.__name__
     _functions.is_seen(scaled_dot_product_attention, _functions.sdpa)
@@ -261,7 +261,7 @@ def _route(state: SimpleNamespace, query: torch.Tensor, key: torch.Tensor, value
     tensors = [query, key, value, *([] if attn_mask is None else [attn_mask])]
     seen = _names.PURPOSE in state.purposes and not torch.compiler.is_compiling() and _calls.watching()
     if seen or ("patch" in state.purposes and all(_tensors.is_plain(x) for x in tensors)):
-        # of a mode: plain tensors override nothing
+        # an active mode, since plain tensors override nothing
         if not torch.compiler.is_compiling() and has_torch_function(tensors):
             return handle_torch_function(functional.scaled_dot_product_attention, tensors, query, key, value,
                                          attn_mask, *args, **options)
@@ -270,7 +270,7 @@ def _route(state: SimpleNamespace, query: torch.Tensor, key: torch.Tensor, value
         try:
             return scaled_dot_product_attention(query, key, value, attn_mask, *args, **options)
         except (TypeError, ValueError):
-            pass    # what attnc refuses
+            pass    # torch computes what attnc refuses
     return state.theirs(query, key, value, attn_mask, *args, **options)
 
 

@@ -1,4 +1,4 @@
-"""What a capture is asked for: statistics and functions, layers, heads and rows."""
+"""The arguments of a capture: statistics and functions, layers, heads and rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._records import AttentionRecord
 
 STATISTICS = ("topk", "key_mass", "entropy", "map", "effective_keys", "max", "argmax", "mean_position",
               "mean_distance", "key_max", "lse")
-BESIDE = frozenset(("entropy", "max", "argmax", "lse"))     # that attnc's attention gives beside its output
+BESIDE = frozenset(("entropy", "max", "argmax", "lse"))     # attnc's attention computes these beside its output
 TENSORS = ("weights", "value", "grad_output")
 NAMES = (*STATISTICS, *TENSORS, "relevance")
 
@@ -22,7 +22,7 @@ What: TypeAlias = "str | Function | Sequence[str | Function] | Mapping[str, Func
 
 
 class Place:
-    """A layer that was asked for: index of a call, name of a module, or name and call."""
+    """A requested layer: index of a call, name of a module, or name and call."""
 
     def __init__(self, argument: str, given: Any, names: Collection[str]):
         self.given, self.met = given, False
@@ -40,7 +40,7 @@ class Place:
             raise ValueError(f"{argument} has {given!r}; wanted the number of a call, counted from 0")
 
     def _is(self, name: str) -> bool:
-        """Whether a name is that of the module, or of one in it; else whether the parts of the name are among its."""
+        """Whether `name` is that of the module or of one within it; or, if no module has it, contains its parts."""
         if self.whole:
             return name == self.name or self.name == "" or name.startswith(f"{self.name}.")
         return f".{self.name}." in f".{name}."
@@ -52,7 +52,7 @@ class Place:
 
 
 def asked(what: What) -> tuple[tuple[str, ...], dict[str, Function]]:
-    """Names, and functions by the name under which a record has what they give."""
+    """Names of statistics, and functions by the name of their result in a record."""
     if isinstance(what, Mapping):
         wrong = [name for name, x in what.items() if not callable(x) or not isinstance(name, str)]
         if wrong:
@@ -85,7 +85,7 @@ def asked(what: What) -> tuple[tuple[str, ...], dict[str, Function]]:
 
 
 def layer_list(layers: Any) -> list[Any]:
-    """The layers of an argument that may be one: a pair of a name and a number is."""
+    """The layers of an argument that may be a single layer, such as a pair of a name and a number."""
     pair = isinstance(layers, tuple) and len(layers) == 2 and isinstance(layers[0], str)
     one = isinstance(layers, str) or hasattr(layers, "__index__") or (pair and hasattr(layers[1], "__index__"))
     return [layers] if one else list(layers)

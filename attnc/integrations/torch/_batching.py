@@ -1,4 +1,4 @@
-"""torch.vmap of the operators: the mapped axis becomes the first axis of the batch, in one call."""
+"""torch.vmap of the operators: one call, in which the mapped axis is the first batch axis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._operators import ARRAYS, INPUTS, LIBRARY, NUMBERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# How many axes an argument has beside those of the batch; sinks have no batch axes unless they are mapped.
+# Number of an argument's axes after those of the batch; sinks have no batch axes unless they are mapped.
 _AXES = {"query": 3, "key": 3, "value": 3, "output": 3, "grad_output": 3, "lse": 2, "grad_lse": 2, "mask": 3,
          "bias": 3, "relative_bias": 2, "key_mask": 1, "k_positions": 2, "q_segments": 1, "k_segments": 1,
          "alibi_slopes": 1, "sinks": 1, "q_lengths": 0, "kv_lengths": 0, "q_offset": 0}
@@ -21,7 +21,7 @@ _ORDER = list(NUMBERS).index("order")
 
 
 class _Folded:
-    """The arguments of an operator by name, their tensors with the mapped axis first and all batch axes there."""
+    """The arguments of an operator by name; tensors have the mapped axis first and every batch axis."""
 
     def __init__(self, size: int, in_dims: Sequence[int | None], names: Sequence[str], args: Sequence[Any]):
         given, dims = dict(zip(names, args, strict=False)), dict(zip(names, in_dims, strict=False))
@@ -40,7 +40,7 @@ class _Folded:
                 given[name] = x.reshape(x.shape[0], *[1] * missing, *x.shape[1 + max(-missing, 0):])
         if "sinks" not in self.mapped and given.get("sinks") is not None:
             given["sinks"] = given["sinks"].reshape(-1)
-        self.expand("query")     # a mask alone may be mapped, and does not make a batch
+        self.expand("query")     # because a mapped mask alone would not make a batch
 
     def expand(self, *names: str) -> None:
         for name in names:
@@ -79,7 +79,7 @@ def _attention_backward(info: Any, in_dims: Sequence[int | None], *args: Any) ->
     found = {}
     if "sinks" in wanted:
         found["sinks"] = _sinks_gradient(folded, numbers)
-    given["sinks"] = None       # what they do to the other gradients is in the lse
+    given["sinks"] = None       # the lse includes their effect on the other gradients
     if others := [name for name in wanted if name != "sinks"]:
         gradients = torch.ops.attnc.attention_backward.default(*folded.arguments(*numbers), " ".join(others))
         found.update(zip(others, gradients, strict=True))
@@ -108,13 +108,13 @@ def _attention_places(info: Any, in_dims: Sequence[int | None], *args: Any) -> t
 
 
 def _of_grads_batched(rule: Callable[..., Any]) -> Any:
-    """The rule for ``is_grads_batched=True``, which maps by a mechanism older than torch.func's."""
+    """The rule for ``is_grads_batched=True``, which uses an older mechanism than torch.func."""
     @torch._disable_dynamo     # type: ignore[untyped-decorator]
     def function(*args: Any) -> Any:
         level = torch._C._vmapmode_increment_nesting() - 1
         torch._C._vmapmode_decrement_nesting()
         mapped = [isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x) for x in args]
-        # an axis of size 1 comes where only an outer level has mapped the tensor
+        # a tensor that only an outer level has mapped gets an axis of size 1
         plain = [torch._remove_batch_dim(x, level, 1, 0) if is_mapped else x
                  for x, is_mapped in zip(args, mapped, strict=True)]
         info = types.SimpleNamespace(batch_size=max(x.shape[0] for x, y in zip(plain, mapped, strict=True) if y))

@@ -1,8 +1,8 @@
-"""The calls of attention that a model makes, seen in passing: which module makes them, with which tensors.
+"""Observes the calls of attention in a running model: which module makes them, with which tensors.
 
-A mode of torch's functions sees every call in the thread that runs the model, by whatever name it was imported. torch
-leaves its fused layers when a mode is on, which would change the last bits of the output, so inside of these the mode
-is off and the names that they look up are replaced (`_names`). What a call of each function is, is in `_functions`.
+A TorchFunctionMode sees every call in the thread that runs the model, under any imported name. torch does not use its
+fused layers while a mode is on, which would change the last bits of the output; so within these layers the mode is off,
+and the names that they look up are replaced (`_names`). `_functions` handles the call of each function.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SEEN: dict[Any, Callable[..., Any]] = {}        # what is done in place of a function, by the function
+SEEN: dict[Any, Callable[..., Any]] = {}        # the handler that the mode calls in place of each function
 
 
 class Call:
     """One call of attention: (..., heads, length, dim) tensors and options of `attnc.attention`.
 
-    `output` is the tensor whose gradient `grad_output` turns into that of the attention's output; `statistics` came out
-    of the same computation.
+    `grad_output` converts the gradient of the tensor `output` to that of the attention's output; `statistics` come from
+    the same computation.
     """
 
     def __init__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any],
@@ -48,7 +48,7 @@ class Call:
 
 
 class Watcher:
-    """Someone who wants the calls of attention in a model; `take` gets each, from the thread that runs the model."""
+    """An observer of the calls of attention in a model; the thread that runs the model passes each to `take`."""
 
     def __init__(self, model: torch.nn.Module):
         self.model = model
@@ -60,16 +60,16 @@ class Watcher:
         raise NotImplementedError
 
     def beside(self, layer: str, call: int, index: int) -> tuple[str, ...]:
-        """Statistics of this call to be computed beside its output, if it is attnc that computes it."""
+        """Statistics to compute beside the output of this call, if attnc computes it."""
         raise NotImplementedError
 
     def ran(self, layer: str, seen: bool, holds: bool) -> None:
-        """A MultiheadAttention, or a module that `holds` one, has returned; whether a call was seen in it."""
+        """Called after a MultiheadAttention, or a module that `holds` one, returns; `seen`: with a call observed."""
         raise NotImplementedError
 
 
 class _Pass:
-    """A watcher's model in one thread, from the outermost call of one of its modules until that returns."""
+    """A forward pass of a watcher's model in one thread: the outermost call of one of its modules."""
 
     def __init__(self, watcher: Watcher):
         self.watcher = watcher
@@ -91,15 +91,15 @@ class _Pass:
 
 
 class _Here(threading.local):
-    """What goes on in this thread."""
+    """The state of the current thread."""
 
     def __init__(self) -> None:
         self.passes: list[_Pass] = []
-        self.busy = False       # in the function that was seen: what it calls is part of it
-        self.probe = False      # whether a call of attention gives its arguments in place of a result
+        self.busy = False       # within an observed function, whose inner calls do not count
+        self.probe = False      # whether a call of attention raises its arguments instead of returning
         self.packed: torch.Tensor | None = None     # a query whose rows are heads that share a key head
-        self.beside: tuple[str, ...] = ()       # statistics that are wanted of the call in progress,
-        self.statistics: dict[str, np.ndarray] = {}     # and those that came of it
+        self.beside: tuple[str, ...] = ()       # statistics to compute in the call in progress,
+        self.statistics: dict[str, np.ndarray] = {}     # and their values
         self.compiled = False   # whether a compiled function was called
 
 
@@ -110,7 +110,7 @@ _mine: ContextVar[tuple[Watcher, ...]] = ContextVar("attnc_watchers", default=()
 
 
 def watching(within_patch: bool = False) -> bool:
-    """Whether calls of attention in this thread are to be seen, or one by `patch` is to give statistics."""
+    """Whether calls of attention in this thread are observed, or a call by `patch` must compute statistics."""
     return bool(here.passes) and (not here.busy or (within_patch and bool(here.beside)))
 
 
@@ -120,7 +120,7 @@ def are_there() -> bool:
 
 
 def begin(watcher: Watcher) -> None:
-    """Let a watcher have the calls of its model from now on."""
+    """Start to pass the calls of its model to a watcher."""
     global _watchers
     with _lock:
         _watchers = (*_watchers, watcher)
@@ -128,7 +128,7 @@ def begin(watcher: Watcher) -> None:
 
 
 def end(watcher: Watcher) -> None:
-    """No more calls for this watcher, whichever thread it began in."""
+    """Stop passing calls to a watcher, from any thread."""
     global _watchers
     with _lock:
         _watchers = tuple(x for x in _watchers if x is not watcher)
@@ -136,7 +136,7 @@ def end(watcher: Watcher) -> None:
 
 
 def _watchers_of(module: torch.nn.Module) -> list[Watcher]:
-    """The watchers of a module: those that this thread or task has entered, and if it has none, those of all others."""
+    """The watchers of a module: those entered in this thread or task, or, if there are none, in all others."""
     running = [each.watcher for each in here.passes]
     found = [x for x in _watchers if id(module) in x.names and x not in running]
     if not found:
@@ -163,14 +163,14 @@ def is_on() -> bool:
 
 
 def off() -> contextlib.AbstractContextManager[Any]:
-    """Without the mode, unless there are others: with those torch does not take its fused layers either."""
+    """Turn the mode off, unless other modes are on, with which torch does not use its fused layers either."""
     alone = torch._C._len_torch_function_stack() == 1 and is_on()
     return _pop_mode_temporarily() if alone else contextlib.nullcontext()
 
 
 def run(theirs: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call of a module while there are watchers."""
-    if torch._C._current_graph_task_id() != -1:     # what checkpointing computes again was seen before
+    """Call a module while there are watchers."""
+    if torch._C._current_graph_task_id() != -1:     # checkpointing recomputes calls that were observed before
         return theirs(module, *args, **kwargs)
     started = [_Pass(x) for x in _watchers_of(module)] if len(here.passes) < len(_watchers) else []
     inside = [each for each in (*here.passes, *started) if id(module) in each.watcher.names]
@@ -189,7 +189,7 @@ def run(theirs: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ..
                 with _Mode():
                     result = theirs(module, *args, **kwargs)
         except Exception as error:
-            if here.compiled:       # of a whole graph torch finds that it did not run
+            if here.compiled:       # with fullgraph=True torch raises because the graph did not run
                 raise _calls_compiled(inside[0].watcher.names[id(module)]) from error
             raise
         if here.compiled:
@@ -211,7 +211,7 @@ def _calls_compiled(name: str) -> ValueError:
 
 
 def busy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A call of which all that it calls is part."""
+    """Call a function whose inner calls do not count."""
     before, here.busy = here.busy, True
     try:
         return function(*args, **kwargs)
@@ -220,7 +220,7 @@ def busy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def tell(seen: Call, weight: torch.Tensor | None = None) -> None:
-    """Hand a call to those who watch; `weight` is the projection of a module that did not call its attention."""
+    """Pass a call to the watchers; `weight` is the projection of a module that did not call its attention."""
     with torch.no_grad():
         for each in list(here.passes):
             if each.modules:
@@ -228,7 +228,7 @@ def tell(seen: Call, weight: torch.Tensor | None = None) -> None:
 
 
 def beside() -> tuple[str, ...]:
-    """Statistics to be computed beside the output of the next call of attnc's own attention."""
+    """Statistics to compute beside the output of the next call of attnc's own attention."""
     if here.busy:
         return here.beside
     return tuple(dict.fromkeys(name for each in here.passes for name in each.watcher.beside(*each.place())))
@@ -236,7 +236,7 @@ def beside() -> tuple[str, ...]:
 
 def tell_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any],
          output: torch.Tensor, statistics: dict[str, np.ndarray]) -> None:
-    """A call of attnc's own attention."""
+    """Pass a call of attnc's own attention to the watchers."""
     if here.busy:
         here.statistics = statistics
     else:

@@ -1,4 +1,4 @@
-"""capture(): what the attention weights of a model are, while it runs as it always does."""
+"""capture(): records statistics of a model's attention weights while it runs, without changing its output."""
 
 from __future__ import annotations
 
@@ -23,54 +23,54 @@ def capture(model: torch.nn.Module, what: What = ("topk", "key_mass", "entropy",
             layers: Layer | Sequence[Layer] | None = None,
             heads: Heads | Mapping[Layer, Heads] | None = None, rows: slice | None = None, topk: int = 8,
             bins: tuple[int, int] = (64, 64)) -> Iterator[Records]:
-    """Record what is asked of the attention weights of a model while it runs, without ever making their matrices.
+    """Record statistics of the attention weights of a model while it runs, without building their matrices.
 
-    It sees every call of ``scaled_dot_product_attention`` and of `torch.nn.MultiheadAttention` that modules of the
-    model make, also by names that were imported earlier and in torch's fused layers, and attnc's own. The output stays
-    that of the model to the last bit: torch computes it, or attnc within `patch` and with transformers' ``"attnc"``.
-    Weights are those before dropout. Captures may be nested and overlap in any order; calls go to those of the thread
-    or task that runs the model, and if it has none of this model, to those of all others.
+    It observes every call of ``scaled_dot_product_attention`` and of `torch.nn.MultiheadAttention` that modules of the
+    model make, also by names imported earlier and in torch's fused layers, and calls of attnc's own attention. The
+    output keeps every bit: torch computes it, or attnc within `patch` and with transformers' ``"attnc"``. Weights are
+    those before dropout. Captures may be nested and overlap in any order. A call goes to the captures of the thread or
+    task that runs the model, or, if that has none of this model, to those of all others.
 
     Parameters
     ----------
     model : torch.nn.Module
-        In evaluation or training; run by calling it or a module of it.
+        In evaluation or training mode; run it by calling it or one of its modules.
     what : name, function, a sequence of both, or a dict of functions by name
         Statistics of `attnc.AttentionWeights` by name, out of ``"topk"``, ``"key_mass"``, ``"entropy"``, ``"map"``,
         ``"effective_keys"``, ``"max"``, ``"argmax"``, ``"mean_position"``, ``"mean_distance"``, ``"key_max"``,
-        ``"lse"``. ``"weights"``, the lazy object itself, which holds copies of query and key; ``"value"``, a copy of
-        the values; ``"grad_output"``, the gradient of the attention's output, which ``backward()`` of a loss brings,
-        added up as `Tensor.grad` is, None until then; ``"relevance"``, all three, for ``AttentionRecord.relevance``.
-        A function ``f(weights, call)`` gets the lazy weights and the record as it is by then; what it gives is in the
-        record under the function's name, or as `result` where that is no identifier, as of a lambda.
+        ``"lse"``. Further names: ``"weights"``, the lazy object itself, which holds copies of query and key;
+        ``"value"``, a copy of the values; ``"grad_output"``, the gradient of the attention's output, None until
+        ``backward()`` of a loss, then accumulated like `Tensor.grad`; ``"relevance"``, all three, for
+        ``AttentionRecord.relevance``. A function ``f(weights, call)`` receives the lazy weights and the record so far;
+        the record has its result under the function's name, or as `result` if that is no identifier, as for a lambda.
     layers : index, name, (name, call) or a list of them, optional
-        An index is that of a call of attention in a forward pass, from 0. A name is that of a module: attention in it
-        counts; if no module has this name, the parts of a name between dots are looked for in all names. With a number,
-        only the nth call of the module in a forward pass. By default all, or those that `heads` has.
+        An index is the number of a call of attention in a forward pass, from 0. A name selects the attention within
+        the module of that name, or, if there is none, within all modules whose dotted names contain it. With a number,
+        only that call of the module in a forward pass, from 0. By default all layers, or those of `heads`.
     heads : int, list of int, or a dict of either by layer, optional
-        Which query heads. In a dict the first layer that fits a call decides; by default all.
+        Query heads to record, by default all. In a dict the first layer that matches a call decides.
     rows : slice, optional
-        Which query rows, such as ``slice(-1, None)``; step 1. By default all.
+        Query rows to record, such as ``slice(-1, None)``; step 1. By default all.
     topk : int
-        How many keys of each row.
+        Number of keys per row for ``"topk"``.
     bins : tuple of int
-        Size of the map; that of the weights where they are smaller.
+        Size of the map, at most that of the weights.
 
     Yields
     ------
     Records of AttentionRecord
-        A list, one for each call in their order. Attributes: `layer`, the name of the module that called, `call`, the
-        nth call of that module in the forward pass, `index`, the nth call of attention in it, both from 0; `shape`,
-        that of the weights recorded (..., heads, rows, keys), and what was asked. A forward pass is the outermost call
-        of a module of the model: of each token that is generated. `Records.join` makes one record of those of a layer.
-        Memory is linear in the length of the tokens.
+        A list with a record for each call, in order. Attributes: `layer`, the name of the calling module; `call` and
+        `index`, the numbers of the call within that module and within the forward pass, from 0; `shape`, that of the
+        recorded weights (..., heads, rows, keys); and the requested results. A forward pass is the outermost call of a
+        module of the model, in generation one per token. `Records.join` joins the records of each layer. Memory is
+        linear in the number of tokens.
 
     Raises
     ------
     ValueError
-        For what is not known, in `what`, `layers` or `heads`; for what is compiled. In the run, for what cannot be
-        seen: nested tensors, other devices, a `MultiheadAttention` with code of its own, a head that does not exist,
-        gradients under ``no_grad``. After the run, for a layer that was not met, and a model that called no attention.
+        For unknown entries of `what`, `layers` or `heads`, and for compiled models. During the run, for calls that
+        cannot be recorded: nested tensors, other devices, a `MultiheadAttention` with its own code, a head that does
+        not exist, gradients under ``no_grad``. After the run, for a layer without a call, or a model without attention.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def capture(model: torch.nn.Module, what: What = ("topk", "key_mass", "entropy",
 
 
 class _Collector(_calls.Watcher):
-    """One capture: what it wants, and what it has."""
+    """One capture: its arguments and records."""
 
     def __init__(self, model: torch.nn.Module, what: What, layers: Layer | Sequence[Layer] | None,
                  heads: Heads | Mapping[Layer, Heads] | None, rows: slice | None, topk: int, bins: tuple[int, int]):
@@ -111,11 +111,11 @@ class _Collector(_calls.Watcher):
         self.of_heads = [(Place("heads", x, names), head_list(chosen)) for x, chosen in (self.heads or {}).items()]
         self.layers = None if layers is None else [Place("layers", x, names) for x in layer_list(layers)]
         self.count, self._order = 0, _Order()
-        self.holders: dict[str, bool] = {}      # what ran and holds a MultiheadAttention: whether a call was seen
+        self.holders: dict[str, bool] = {}      # modules that ran and hold a MultiheadAttention: a call was observed
         self.records = Records()
 
     def check(self) -> None:
-        """Only after the run is it known which calls there are."""
+        """Raise, after the run, for calls that did not happen or could not be observed."""
         if not self.count:
             config = getattr(self.model, "config", None)
             kind = getattr(config, "_attn_implementation", None)
@@ -135,7 +135,7 @@ class _Collector(_calls.Watcher):
                                      f"had {self.count} calls")
 
     def ran(self, layer: str, seen: bool, holds: bool) -> None:
-        if holds:       # it may have had no reason to call it
+        if holds:       # a module may leave its MultiheadAttention out in one call and use it in another
             self.holders[layer] = self.holders.get(layer, False) or seen
         elif not seen:
             raise ValueError(f"capture cannot see the attention of {layer!r}, a MultiheadAttention that does not call "
@@ -176,9 +176,9 @@ class _Collector(_calls.Watcher):
             weights = AttentionWeights._of(part(weights._a, rows=self.rows), None)
         if keep:
             a = weights._a
-            a.query, a.key = a.query.copy(), a.key.copy()       # a static cache is written again
+            a.query, a.key = a.query.copy(), a.key.copy()       # later steps overwrite a static cache
         if keep or self.functions:
-            weights._check_operands()       # from now on its options must stay as they are in this call
+            weights._check_operands()       # takes the fingerprint now: options must not change after this call
         record.shape = weights.shape
         asked: dict[str, Any] = dict.fromkeys(self.statistics, True)
         if "topk" in asked:
@@ -200,7 +200,7 @@ class _Collector(_calls.Watcher):
             setattr(record, name, function(weights, record))
 
     def _listen(self, record: AttentionRecord, seen: _calls.Call, heads: list[int] | None) -> None:
-        """Let the gradient of the output come to the record."""
+        """Store the gradient of the output in the record when it is computed."""
         if not seen.output.requires_grad:
             raise ValueError(f"the attention of {record.layer!r} has no gradient, which \"grad_output\" and "
                              "\"relevance\" wait for; run the model without no_grad or inference_mode")
@@ -220,18 +220,18 @@ class _Collector(_calls.Watcher):
 
 
 class _Order(threading.local):
-    """Whether the keys of a pass are those of the pass before, in their places: of the first numbers of each key."""
+    """Detects whether keys of the previous pass have moved, by the first two numbers of each key."""
 
     def __init__(self) -> None:
         self.keys: dict[tuple[str, int], np.ndarray] = {}
         self.found = False
 
     def moved(self, layer: str, call: int, index: int, key: torch.Tensor, new: int) -> bool:
-        """Whether it was found so by now in this pass; `new` keys may differ in a cache that has room for more."""
+        """Whether keys have moved, by this or an earlier call of the pass; `new` keys of a static cache may differ."""
         self.found &= index > 0
         try:
             now = as_array(key)[:, 0, :, :2].copy()
-        except (ValueError, IndexError):        # no batch of sequences, or nothing that can be captured
+        except (ValueError, IndexError):        # no batch of sequences, or tensors that cannot be captured
             return self.found
         before = self.keys.get((layer, call))
         self.keys[layer, call] = now
@@ -244,7 +244,7 @@ class _Order(threading.local):
 
 
 def _refuse_graphs(names: dict[int, str], model: torch.nn.Module) -> None:
-    """Raise for code that is compiled: it does not call what it was made of."""
+    """Raise for compiled code, which does not call the functions that it was made from."""
     for module in model.modules():
         name = names[id(module)] or type(module).__name__
         if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl or _is_compiled(module):

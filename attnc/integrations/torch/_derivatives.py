@@ -1,7 +1,7 @@
-"""Gradients and tangents: of calls by themselves, and as torch's rules for the operators.
+"""Gradients and tangents: an autograd function for plain calls, and torch's rules for the operators.
 
-The kernels give first gradients. For tangents (forward mode) and derivatives of gradients the formulas in torch's own
-operations stand in, at the level of torch.func that asks for them.
+The kernels compute first gradients. Tangents (forward mode) and derivatives of gradients use the formulas in torch's
+own operations, at the level of torch.func that needs them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Attention(torch.autograd.Function):    # type: ignore[misc]    # torch is Any to mypy
-    """Attention with gradients without an operator, whose dispatch takes longer than a small attention."""
+    """Attention with gradients, without an operator, whose dispatch takes longer than a small attention."""
 
     @staticmethod
     def forward(ctx: Any, weights: bool, names: tuple[str, ...], options: dict[str, Any], order: list[int] | None,
@@ -64,8 +64,8 @@ class Attention(torch.autograd.Function):    # type: ignore[misc]    # torch is 
         return None, None, None, None, *(found.get(name) for name in ctx.names)
 
 
-# The operators. A rule sees one level of torch.func, as those of torch's own operators do, and `_below` hands the call
-# to the next. Function.apply would begin at the first level again, hence the class for one.
+# The operators. A rule handles one level of torch.func, like those of torch's own operators, and `_below` passes the
+# call to the next level. Function.apply would begin at the first level again, hence _SingleLevelFunction.
 
 class _Attention(torch.autograd.function._SingleLevelFunction):    # type: ignore[misc]    # torch is Any to mypy
     @staticmethod
@@ -112,12 +112,12 @@ class _AttentionBackward(torch.autograd.function._SingleLevelFunction):    # typ
 
 
 def has_tangent(x: torch.Tensor) -> bool:
-    # not forward_ad.unpack_dual, which knows no level that a compiled graph has entered
+    # not forward_ad.unpack_dual, which does not know a level that a compiled graph has entered
     return torch._VF._unpack_dual(x, level=0)[1] is not None
 
 
 def _below(operator: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """The call at the next level, with derivatives: a Function turns them off for what it calls."""
+    """The call at the next level, with derivatives, which a Function turns off for inner calls."""
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
         return operator(*args)
 

@@ -1,7 +1,7 @@
-"""Attention and its gradients in torch's own operations, with the whole matrix: for derivatives of any kind and order.
+"""Attention and its gradients in torch's own operations, with dense matrices, for derivatives of any kind and order.
 
-The kernels give values and first gradients. What they do not give, tangents and derivatives of the gradients, is that
-of these formulas, which mean the same; `attnc.reference` has them in NumPy.
+The kernels compute values and first gradients. Tangents and derivatives of gradients come from these formulas, which
+have the same meaning; `attnc.reference` has them in NumPy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def attention(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the operator `attention` gives; sinks may differ in the batch, (batch..., q_heads)."""
+    """The results of the operator `attention`; sinks may have batch axes, (batch..., q_heads)."""
     *operands, weights = args
     p = _parts(operands)
     output = _given_axes(p, p.weights @ p.value).to(p.dtype)
@@ -34,9 +34,9 @@ def attention(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def attention_backward(grad_output: torch.Tensor, grad_lse: torch.Tensor | None, query: torch.Tensor,
                        key: torch.Tensor, value: torch.Tensor, output: torch.Tensor, lse: torch.Tensor,
                        *rest: Any) -> list[torch.Tensor]:
-    """What the operator `attention_backward` gives.
+    """The results of the operator `attention_backward`.
 
-    Output and lse are those of the formula, as functions of the inputs; those given have no derivative.
+    Output and lse are recomputed as functions of the inputs; the given ones have no derivative.
     """
     *options, want = rest
     p = _parts((query, key, value, *options))
@@ -68,21 +68,21 @@ def attention_backward(grad_output: torch.Tensor, grad_lse: torch.Tensor | None,
 
 
 def sinks_gradient(delta: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Gradient of the sinks of each batch element, (batch..., q_heads): their share times -delta, over all rows."""
+    """Gradient of the sinks of each batch element, (batch..., q_heads): the sum over rows of -delta times the share."""
     empty = lse == -torch.inf
     share = torch.where(empty, 0, torch.exp(sinks[..., None] - torch.where(empty, 0, lse)))
     return -torch.where(share == 0, 0, share * delta).sum(-1)
 
 
 def _parts(args: Sequence[Any]) -> types.SimpleNamespace:
-    """Operands in (..., q_heads, length, dim) order and the dtype of accumulation; weights, lse and what they are of.
+    """Operands in (..., q_heads, length, dim) order and the accumulation dtype, with weights, lse and their parts.
 
-    A query, key or value that is not finite counts as 0 and makes NaN of the rows that may see it, so that it has no
-    influence on others.
+    A query, key or value that is not finite counts as 0, and the rows that may see it become NaN, so that it has no
+    influence on other rows.
     """
     p = types.SimpleNamespace(**dict(zip((*INPUTS, *NUMBERS), args, strict=True)))
     p.dtype = torch.promote_types(torch.promote_types(p.query.dtype, p.key.dtype), p.value.dtype)
-    # float64 is what torch.autocast leaves alone; to turn it off has no effect below the first level of torch.func
+    # torch.autocast ignores float64; turning it off has no effect below the first level of torch.func
     acc = torch.float64 if p.dtype is torch.float64 or torch.is_autocast_enabled("cpu") else torch.float32
     p.two_d = max(p.query.ndim, p.key.ndim, p.value.ndim) == 2
     batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (p.query, p.key, p.value)))
@@ -114,7 +114,7 @@ def _parts(args: Sequence[Any]) -> types.SimpleNamespace:
             p.allowed = p.allowed & (bias != -torch.inf)
             scores = scores + torch.where(bias == -torch.inf, 0, bias.to(acc))
     some = p.allowed.any(-1, keepdim=True)
-    # rows without a key count as rows of zeros until the end: no derivative meets inf - inf
+    # rows without a key are rows of zeros until the end, so that no derivative contains inf - inf
     scores = torch.where(p.allowed, scores + torch.where(places == -torch.inf, 0, places),
                          torch.where(some, -torch.inf, 0.0).to(acc))
     p.within = None
@@ -129,7 +129,7 @@ def _parts(args: Sequence[Any]) -> types.SimpleNamespace:
         row = torch.cat([scores, sink], -1)
         nothing = sink if p.within is None else torch.where(p.within, sink, -torch.inf)
     lse = torch.logsumexp(row, -1, keepdim=True)
-    # not exp(scores - lse): the lse of far scores has no digits for the sum
+    # not exp(scores - lse): the lse of scores far from 0 loses the digits of the sum
     weights = torch.softmax(row, -1)[..., :scores.shape[-1]]
     intact = torch.where(some & ~(finite_query & finite_keys.mT | ~p.allowed).all(-1, keepdim=True), torch.nan, 1.0)
     p.weights = torch.where(p.allowed, weights * intact, 0)
@@ -138,19 +138,19 @@ def _parts(args: Sequence[Any]) -> types.SimpleNamespace:
 
 
 def _at_places(relative_bias: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The relative bias of each place, (..., q_len, kv_len)."""
+    """The relative bias of each row and key, (..., q_len, kv_len)."""
     return relative_bias[..., _distances(shape, relative_bias.device)]
 
 
 def _of_distances(d_scores: torch.Tensor) -> torch.Tensor:
-    """The sum over the places of each distance, (..., q_len + kv_len - 1)."""
+    """The sum over rows and keys of each distance, (..., q_len + kv_len - 1)."""
     *lead, rows, keys = d_scores.shape
     total = d_scores.new_zeros((*lead, max(rows + keys - 1, 0)))
     return total.index_add(-1, _distances(d_scores.shape, d_scores.device).flatten(), d_scores.flatten(-2))
 
 
 def _distances(shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Which entry of a relative bias belongs to each place (q_len, kv_len)."""
+    """The index into a relative bias of each row and key, (q_len, kv_len)."""
     rows, keys = torch.arange(shape[-2], device=device), torch.arange(shape[-1], device=device)
     return keys - rows[:, None] + shape[-2] - 1
 
@@ -164,7 +164,7 @@ def _given_axes(p: types.SimpleNamespace, x: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The gradient of a tensor of `shape` from that of its broadcast: the sum over the axes that were broadcast."""
+    """The gradient of a tensor of `shape` from that of its broadcast: the sum over the broadcast axes."""
     missing = x.ndim - len(shape)
     axes = [k for k in range(x.ndim) if k < missing or (shape[k - missing] == 1 and x.shape[k] != 1)]
     return (x.sum(axes, keepdim=True) if axes else x).reshape(shape)

@@ -1,6 +1,6 @@
-"""What is done at a call of each function that computes attention: its own work, and telling what it was given.
+"""Handlers of the functions that compute attention: each calls the original and reports its arguments.
 
-The mode that sees calls is off in these.
+The mode that observes calls is off within them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ functional_mha = functional.multi_head_attention_forward
 
 
 class _Arguments(Exception):
-    """The arguments of a call of attention, from a call that was made for them alone."""
+    """Carries the arguments of a call of attention that was made only to obtain them."""
 
 
 def _sdpa_arguments(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
@@ -56,7 +56,7 @@ def sdpa(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def mha(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``multi_head_attention_forward``, which multiplies matrices where it is asked for their weights."""
+    """``multi_head_attention_forward``, which computes dense matrices if its weights are requested."""
     given = _bind(functional_mha, args, kwargs)
     if not given["need_weights"]:
         with off():
@@ -83,7 +83,7 @@ def mha(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.Te
 
 
 def native_mha(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What ``MultiheadAttention`` calls in evaluation."""
+    """The fused function that ``MultiheadAttention`` calls in evaluation."""
     output = busy(theirs, *args, **kwargs)
     given = dict(zip(("query", "key", "value", "embed_dim", "num_heads", "weight", "bias", "out_weight", "out_bias",
                       "mask", "need_weights", "average_attn_weights", "mask_type"), args, strict=False)) | kwargs
@@ -92,7 +92,7 @@ def native_mha(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def native_layer(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-    """What ``TransformerEncoderLayer`` calls in evaluation."""
+    """The fused function that ``TransformerEncoderLayer`` calls in evaluation."""
     output = busy(theirs, *args, **kwargs)
     given = dict(zip(("src", "embed_dim", "num_heads", "weight", "bias", "out_weight", "out_bias", "use_gelu",
                       "norm_first", "eps", "norm_weight", "norm_bias", "norm_weight_2", "norm_bias_2", "ffn_weight_1",
@@ -111,14 +111,14 @@ def _fused(x: torch.Tensor, given: dict[str, Any], output: torch.Tensor) -> None
     query, key, value = functional.linear(x, given["weight"], given["bias"]).unflatten(
         -1, (3, given["num_heads"], -1)).permute(2, 0, 3, 1, 4)
     options: dict[str, Any] = {}
-    if given.get("mask") is not None:       # not 0: hidden, also if it is a number to add
+    if given.get("mask") is not None:       # excludes keys where it is not 0, also if its dtype is floating point
         mask = given["mask"].to(torch.bool).logical_not()
         options["key_mask" if given["mask_type"] == 1 else "mask"] = mask
     tell(Call(query, key, value, options, output), given["weight"])
 
 
 def _refusing(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Say of what cannot be captured that it was the capture that could not."""
+    """Call a function; its errors say that the capture raised them."""
     try:
         return function(*args, **kwargs)
     except (TypeError, ValueError) as error:
@@ -138,5 +138,5 @@ SEEN |= {
 
 
 def is_seen(function: Any, see: Callable[..., Any]) -> None:
-    """Let the mode take a function for one of those that are seen."""
+    """Mark a function, so that the mode calls its handler `see`."""
     vars(function)["attnc_sees"] = see

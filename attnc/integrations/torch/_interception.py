@@ -1,4 +1,4 @@
-"""A function of another library with one of ours in its place, for as long as someone wants it there."""
+"""Replaces a function of another library by one of ours, for as long as a purpose needs it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 
 class Interception:
-    """The one place where ``owner.name`` is replaced and restored; the owner is a module or a class.
+    """Replaces and restores ``owner.name``; the owner is a module or a class.
 
-    Purposes are entered and left in any order and from any thread: ours comes with the first and goes with the last.
-    `make` gets a namespace with what it stands for, `theirs`, the `purposes` of the moment, and `put_back`, and gives
-    ours. Without a purpose ours does what theirs does, for code that has kept it, and calls `put_back`: another library
-    that found ours in place may have put it there again after the last purpose was left.
+    Purposes are entered and left in any order and from any thread: the first installs our function, the last removes
+    it. `make` receives a namespace of the original, `theirs`, the current `purposes` and `put_back`, and returns ours.
+    Without a purpose ours, which other code may have kept, calls theirs and then `put_back`: another library that found
+    ours in place may have restored it after the last purpose was left.
     """
 
     def __init__(self, owner: types.ModuleType | type, name: str, make: Callable[[types.SimpleNamespace], Any]):
@@ -26,16 +26,16 @@ class Interception:
         self._counts: collections.Counter[str] = collections.Counter()
         self._state = types.SimpleNamespace(theirs=None, purposes=frozenset(), put_back=self._put_back)
         self._ours = None
-        self._left: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()   # what an ours stood for
+        self._left: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()   # theirs, by earlier ours
 
     def enter(self, purpose: str) -> None:
-        """Put ours in place, or leave it there."""
+        """Install ours, unless it is installed."""
         with self._lock:
             if self._counts:
                 self._warn_unless_ours(getattr(self.owner, self._name))
             else:
                 self._put_back()
-                # A new one: what another library has put there may call the one before, which goes on as it always did.
+                # A new function: another library's replacement may call the previous one, which must go on unchanged.
                 self._state = types.SimpleNamespace(theirs=getattr(self.owner, self._name), purposes=frozenset(),
                                                     put_back=self._put_back)
                 self._ours = self._make(self._state)
@@ -43,7 +43,7 @@ class Interception:
             self._count(purpose, 1)
 
     def leave(self, purpose: str) -> None:
-        """Take ours away, unless there are others; what another library has put there since then stays."""
+        """Remove ours with the last purpose; another library's later replacement stays."""
         with self._lock:
             self._count(purpose, -1)
             if not self._counts:
@@ -52,7 +52,7 @@ class Interception:
                     self._put_back()
 
     def _put_back(self) -> None:
-        """Restore the name if what stands there is ours without a purpose."""
+        """Restore the name if it has ours and there is no purpose."""
         with self._lock:
             while not self._counts and (current := getattr(self.owner, self._name)) in self._left:
                 setattr(self.owner, self._name, self._left[current])

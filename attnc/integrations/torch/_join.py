@@ -1,4 +1,4 @@
-"""Records of one layer over the steps of a generation, as one."""
+"""Joins the records of one layer over the steps of a generation."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _padded(x: np.ndarray, keys: int) -> np.ndarray:
 
 
 def _axis_of_rows(name: str, values: Sequence[Any], records: Sequence[SimpleNamespace]) -> tuple[int, bool]:
-    """Which axis of what a function gave are the rows, and whether the last are the keys."""
+    """The axis of rows in a function's results, and whether the last axis is that of keys."""
     if all(isinstance(x, np.ndarray) for x in values):
         pairs = [(x.shape, record.shape) for x, record in zip(values, records, strict=True)]
         if all(a[-2:] == b[-2:] for a, b in pairs):
@@ -106,7 +106,7 @@ def _joined_weights(layer: str, parts: Sequence[AttentionWeights]) -> AttentionW
     last, count = args[-1], args[-1].kv_len
     for x in parts:
         x._check_operands()
-    # Some code repeats the keys that heads share for a prompt, and does not for a token.
+    # Some models repeat the keys that heads share for a prompt, but not for a single token.
     same = all(a.kv_heads == last.kv_heads for a in args)
     keys = [a.key if same else a.key.repeat(a.q_heads // a.kv_heads, -3) for a in args]
     for name in ("scale", "softcap", "sinks"):
@@ -140,7 +140,7 @@ def _joined_weights(layer: str, parts: Sequence[AttentionWeights]) -> AttentionW
 
 
 def _seen_by_position(a: Any) -> np.ndarray | None:
-    """How many keys, from the first on, each row sees; None if it is not said by that."""
+    """The number of keys, from the first on, that each row sees; None if a row may see others."""
     others = ("mask", "block_mask", "key_mask", "window", "k_positions", "q_segments", "q_lengths", "kv_lengths")
     if any(getattr(a, name) is not None for name in others):
         return None
@@ -157,7 +157,7 @@ def _check_keys(layer: str, key: np.ndarray, last: np.ndarray, where: Any) -> No
 
 
 def _join_beams(records: Sequence[SimpleNamespace], names: Sequence[str], beams: np.ndarray) -> dict[str, Any]:
-    """The rows of each sequence, from where it was in the batch at each step."""
+    """Join the rows of each sequence, from its position in the batch at each step."""
     first = records[0]
     if refused := [name for name in names if name in _OF_KEYS]:
         raise ValueError(f"{refused[0]} cannot be joined over beams; wanted statistics of rows, or a function that "

@@ -1,6 +1,6 @@
-"""The names that are replaced while calls are watched, and what stands in their place.
+"""The names that are replaced while calls are observed, and their replacements.
 
-It does what theirs does unless calls are watched in its thread.
+A replacement only calls the original unless calls are observed in its thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FUSED = (torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer, torch.n
 
 
 def enter(watcher: Watcher) -> list[Interception]:
-    """Let a watcher have the calls of its model; the names that were replaced for it."""
+    """Start to pass the calls of its model to a watcher; returns the replaced names."""
     _calls.begin(watcher)
     replaced = _names()
     for each in replaced:
@@ -49,7 +49,7 @@ def _stand_in(see: Callable[..., Any], state: SimpleNamespace) -> Callable[..., 
 
 
 def _forward(state: SimpleNamespace) -> Callable[..., Any]:
-    """Of a module that has a fused layer: the mode is off, so that it takes it when it would."""
+    """The forward of a module with a fused layer: turns the mode off, so that torch still uses that layer."""
     @functools.wraps(state.theirs)
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not _is_watched(state):
@@ -74,7 +74,7 @@ def _pack(state: SimpleNamespace) -> Callable[..., Any]:
     @functools.wraps(state.theirs)
     def pack_gqa(x: torch.Tensor | None, count: int) -> torch.Tensor | None:
         found: torch.Tensor | None = state.theirs(x, count)
-        if _is_watched(state) and here.packed is None:     # the query comes before mask and bias
+        if _is_watched(state) and here.packed is None:     # the query's call precedes those of mask and bias
             here.packed = found
         return found
 
@@ -82,7 +82,7 @@ def _pack(state: SimpleNamespace) -> Callable[..., Any]:
 
 
 def _uncompiled(state: SimpleNamespace) -> Callable[..., Any]:
-    """What the compiler of torch asks at the call of a compiled function: here it runs as it was written."""
+    """The function that torch consults at the call of a compiled function; within a capture it runs uncompiled."""
     @functools.wraps(state.theirs)
     def callback_from_stance(callback: Any) -> Any:
         found = state.theirs(callback)
@@ -103,9 +103,9 @@ def _is_watched(state: SimpleNamespace) -> bool:
 
 
 def _names() -> list[Interception]:
-    """The names to be replaced, with those of modules that were not imported at first.
+    """The names to replace, among them those of modules that were imported later.
 
-    One is a function of transformers that makes rows of the heads of a single generated token.
+    `pack_gqa` of transformers turns the heads of a single generated token into rows.
     """
     for owner, name, make in (("transformers.integrations.sdpa_attention", "pack_gqa", _pack),
                               ("torch._dynamo.eval_frame", "_callback_from_stance", _uncompiled)):

@@ -1,4 +1,4 @@
-"""The operators that record, transform or compile calls of attention: their schemas, kernels and shapes."""
+"""The operators by which torch records, transforms or compiles calls of attention: schemas, kernels and shapes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIBRARY = torch.library.Library("attnc", "FRAGMENT")
 
 
 def arguments(options: dict[str, Any], order: Sequence[int] | None = None) -> list[Any]:
-    """The options as the operators take them: ARRAYS, then NUMBERS; `order` is that of the output's axes in memory."""
+    """The options in the order of the operators: ARRAYS, then NUMBERS; `order` is the memory order of output axes."""
     given = dict(options)
     window = given.pop("window", None)
     left, right = (None, None) if window is None else check_window(window) or (None, None)
@@ -39,13 +39,13 @@ def arguments(options: dict[str, Any], order: Sequence[int] | None = None) -> li
     rest = [numbers[name] if name in numbers else given.pop(name, None) for name in NUMBERS]
     if given:
         raise TypeError(f"attention has no option {', '.join(given)}")
-    # on the CPU: not on the default device, which may be another
+    # the default device may be another than the CPU
     return [*(x if x is None or isinstance(x, torch.Tensor) else torch.as_tensor(x, device="cpu") for x in arrays),
             *rest]
 
 
 def _options(rest: Sequence[Any]) -> dict[str, Any]:
-    """The options of `attnc.attention` from what `arguments` made of them."""
+    """The options of `attnc.attention` from the result of `arguments`."""
     options: dict[str, Any] = {name: None if x is None else array(x) for name, x in zip(ARRAYS, rest, strict=False)}
     numbers = dict(zip(NUMBERS, rest[len(ARRAYS):], strict=True))
     del numbers["order"]
@@ -68,9 +68,9 @@ def room(query: torch.Tensor, value: torch.Tensor, order: Sequence[int] | None) 
                                                            dtype=query.dtype, device=query.device)
 
 
-# The arguments of each operator are INPUTS and NUMBERS beside its own; a result that is not wanted is empty. After a
-# graph break torch.compile tries every function that is called: those of an operator are not for it. torch is Any
-# to mypy, hence its decorators are untyped.
+# Each operator has the arguments INPUTS and NUMBERS beside its own; a result that is not wanted is empty. After a graph
+# break torch.compile tries to compile every called function, so functions of operators disable it. torch is Any to
+# mypy, hence its decorators are untyped.
 
 LIBRARY.define(f"attention(Tensor query, Tensor key, Tensor value, {SCHEMA}, bool weights) -> (Tensor, Tensor, Tensor)",
                tags=torch.Tag.pt2_compliant_tag)
@@ -116,7 +116,7 @@ def _attention_backward(grad_output: torch.Tensor, grad_lse: torch.Tensor | None
     found = attnc.attention_backward(*map(array, (grad_output, query, key, value, output, lse)),
                                      want=tuple(want.split()), grad_lse=None if grad_lse is None else array(grad_lse),
                                      **_options(options))
-    # like the fake's: some gradients come in the layout of the kernels
+    # contiguous like the fake's, since some gradients have the layout of the kernels
     return [as_tensor(gradient).contiguous() for gradient in vars(found).values()]
 
 
@@ -130,7 +130,7 @@ def _(grad_output: torch.Tensor, grad_lse: torch.Tensor | None, query: torch.Ten
 @torch.library.impl(LIBRARY, "attention_places", "CPU")     # type: ignore[untyped-decorator]
 @torch._disable_dynamo     # type: ignore[untyped-decorator]
 def _attention_places(query: torch.Tensor, key: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """What is added to the scores of each place, from all options but the biases: -inf, a distance by ALiBi, or 0."""
+    """The addend of each score from all options but the biases: -inf, ALiBi's distance times slope, or 0."""
     return as_tensor(attnc.attention_scores(array(query)[..., :0], array(key)[..., :0], **_options(rest)))
 
 

@@ -1,4 +1,4 @@
-"""What a capture has found: a record for each call of attention, in a list that can join the steps of a generation."""
+"""The results of a capture: a record for each call of attention, in a list that joins the steps of a generation."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _PLACE = ("layer", "call", "index", "shape", "q_len", "reordered")
 
 
 class AttentionRecord(SimpleNamespace):
-    """What one call of attention gave.
+    """The results of one call of attention.
 
     Attributes
     ----------
     layer : str
-        Name of the module that called.
+        Name of the module that called attention.
     call : int
-        The nth call of that module in this forward pass, from 0.
+        Number of the call within that module and forward pass, from 0.
     index : int
-        The nth call of attention in this forward pass, from 0.
+        Number of the call within the forward pass, from 0.
     shape : tuple
-        That of the recorded weights: (..., heads, rows, keys).
+        Shape of the recorded weights: (..., heads, rows, keys).
     q_len : int
         Rows of the call, of which ``shape[-2]`` are recorded.
     reordered : bool
-        Whether this pass found the keys of the pass before in other places: beam search has exchanged sequences, or a
-        cache has dropped its first keys.
+        Whether keys of the previous pass have moved: beam search has exchanged sequences, or a cache has dropped its
+        first keys.
     """
 
     layer: str
@@ -41,7 +41,7 @@ class AttentionRecord(SimpleNamespace):
     reordered: bool
 
     def relevance(self, *, sign: str = "positive") -> Any:
-        """The weights times the gradient of the loss for each of them, as `AttentionWeights.relevance` gives it.
+        """The weights times the gradient of the loss with respect to each, as by `AttentionWeights.relevance`.
 
         Parameters
         ----------
@@ -50,7 +50,7 @@ class AttentionRecord(SimpleNamespace):
         Raises
         ------
         ValueError
-            If the capture was not asked for ``"relevance"``, or no gradient has come yet.
+            If the capture did not request ``"relevance"``, or has received no gradient yet.
         """
         missing = [name for name in ("weights", "value", "grad_output") if name not in vars(self)]
         if missing:
@@ -67,7 +67,7 @@ class AttentionRecord(SimpleNamespace):
 
 
 class Records(list[AttentionRecord]):
-    """The records of a capture, in the order of the calls; a slice of them is one too."""
+    """The records of a capture, in the order of the calls; slices are Records too."""
 
     @overload
     def __getitem__(self, index: SupportsIndex, /) -> AttentionRecord: ...
@@ -80,18 +80,17 @@ class Records(list[AttentionRecord]):
         return super().__getitem__(index)
 
     def join(self, *, beam_indices: ArrayLike | None = None) -> Records:
-        """One record for each layer, whose rows are those of all its records: of a prompt and each generated token.
+        """One record for each layer, with the rows of all its records: of a prompt and each generated token.
 
-        Rows that know fewer keys than the last are padded with zeros: those of arrays that functions gave, and of
-        ``"weights"``, whose lazy object is one of all rows. Statistics of rows are concatenated; `key_mass` is added up
-        and `key_max` is the largest, over all rows; `value` is that of the last step.
+        Statistics of rows are concatenated; `key_mass` is summed and `key_max` maximized over all rows; `value` is that
+        of the last step. ``"weights"`` becomes one lazy object of all rows. Rows with fewer keys than the last, in it
+        and in arrays of functions, are padded with zeros.
 
         Parameters
         ----------
         beam_indices : int array (sequences, steps), optional
-            For beam search, which sequence of the batch each step of the result comes from, as `generate` of
-            transformers returns it, -1 after its end: rows past that are 0. Arrays have `sequences` in place of the
-            batch.
+            For beam search: the sequence of the batch from which each step of a result comes, as `generate` of
+            transformers returns it; -1 after the end, where rows are 0. Arrays have `sequences` in place of the batch.
 
         Returns
         -------
@@ -101,9 +100,9 @@ class Records(list[AttentionRecord]):
         Raises
         ------
         ValueError
-            For shapes that do not continue each other, such as those of two generations; for sequences that have
-            exchanged their places without `beam_indices`, and for what cannot be joined: a map, the array of a
-            function that has no axis of rows, and with `beam_indices` all of `key_mass`, `key_max`, `weights`, `value`.
+            For shapes that do not continue each other, such as those of two generations; for exchanged sequences
+            without `beam_indices`; for results that cannot be joined: a map, an array of a function without an axis of
+            rows, and, with `beam_indices`, `key_mass`, `key_max`, `weights` and `value`.
 
         Examples
         --------

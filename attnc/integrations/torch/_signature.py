@@ -1,4 +1,4 @@
-"""The arguments of torch's attention as those of attnc: which it takes; ranks and heads that torch broadcasts."""
+"""Converts the arguments of torch's attention to those of attnc; checks them, and broadcasts ranks and heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import _tensors
 def arguments_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None,
                  is_causal: bool, scale: float | None,
                  enable_gqa: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """Query, key, value and options of `attnc.attention` for a call of torch's; an error for what attnc cannot do."""
+    """Query, key, value and options of `attnc.attention` for a call of torch's; raises if attnc has no equivalent."""
     check(query, key, value)
     query, key, value = _tensors.autocast(query, key, value)
     if is_causal and attn_mask is not None:
@@ -38,9 +38,9 @@ def check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
 
 def order_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None,
              grouped: bool) -> list[int] | None:
-    """The order in memory of the output's axes: that of the query where torch's fused kernel would run, else None.
+    """The memory order of the output's axes: the query's, if torch's fused kernel would run, else None.
 
-    Code that takes a view of the output, such as ``.transpose(1, 2).view(...)``, depends on it.
+    Code that takes a view of the output, such as ``.transpose(1, 2).view(...)``, depends on this order.
     """
     fused = (query.ndim == key.ndim == value.ndim == 4 and query.shape[0] == key.shape[0] == value.shape[0]
              and key.shape[1] == value.shape[1] and (grouped or key.shape[1] == query.shape[1])
@@ -49,7 +49,7 @@ def order_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_m
     strides = query.stride()
     if not fused or 0 in strides:
         return None
-    # by comparisons, which torch.compile follows with symbolic strides
+    # comparisons, which torch.compile can trace with symbolic strides
     places = [sum([strides[j] > strides[i] or (strides[j] == strides[i] and j < i) for j in range(4)])
               for i in range(4)]
     return [places.index(place) for place in range(4)]
@@ -57,7 +57,7 @@ def order_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_m
 
 def _heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
            grouped: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ranks that attnc takes together; heads that torch would broadcast are."""
+    """Give query, key and value ranks that attnc accepts together, and broadcast heads as torch does."""
     if max(query.ndim, key.ndim, value.ndim) > 2:
         query, key, value = (x[None] if x.ndim == 2 else x for x in (query, key, value))
         counts = query.shape[-3], key.shape[-3], value.shape[-3]

@@ -1,4 +1,4 @@
-"""Tensors as arrays and back without copies, and which tensors attnc takes."""
+"""Conversion of tensors to arrays and back without copies, and the checks of tensors that attnc accepts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FOREIGN = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.d
 
 
 def as_array(x: Any) -> Any:
-    """The memory of a dense tensor on the CPU as an array; what is no tensor as it is.
+    """The memory of a dense tensor on the CPU as an array; returns other objects unchanged.
 
     Parameters
     ----------
@@ -50,11 +50,11 @@ def as_array(x: Any) -> Any:
 
 def array(x: torch.Tensor) -> np.ndarray:
     if x.dtype is torch.bfloat16:
-        import ml_dtypes  # gives the bits their name; NumPy has no bfloat16
+        import ml_dtypes  # NumPy itself has no bfloat16
 
         bits: np.ndarray = x.detach().view(torch.uint16).numpy(force=True)
         return bits.view(ml_dtypes.bfloat16)
-    # what torch has not written yet, as the sign of z.conj().imag, it writes now
+    # materializes what torch computes lazily, such as the sign of z.conj().imag
     found: np.ndarray = x.numpy(force=True)
     return found
 
@@ -77,7 +77,7 @@ def as_tensor(x: np.ndarray) -> torch.Tensor:
 
 
 def why_not(x: Any) -> str | None:
-    """What keeps attnc from taking a tensor."""
+    """The reason why attnc does not accept a tensor, or None."""
     if not isinstance(x, torch.Tensor):
         return type(x).__name__
     if x.is_nested:
@@ -94,7 +94,7 @@ def why_not(x: Any) -> str | None:
 
 
 def is_plain(x: Any) -> bool:
-    """Whether this is a tensor as such, also one that torch.compile traces with, and no subclass of its own meaning."""
+    """Whether this is a plain tensor, or one that torch.compile traces with, and no other subclass."""
     return type(x) in _PLAIN or isinstance(x, _TRACING)
 
 
@@ -122,7 +122,7 @@ def need_gradients(tensors: dict[str, torch.Tensor]) -> bool:
 
 
 def are_eager(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether these are plain tensors and nothing records or transforms what is called: no operator is needed."""
+    """Whether these are plain tensors and nothing records or transforms the call, so that no operator is needed."""
     return not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
                 or torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
                 or any([type(x) not in _PLAIN or not x.is_cpu for x in tensors]))

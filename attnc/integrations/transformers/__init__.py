@@ -15,17 +15,17 @@ from ._mask import Mask, mask
 
 __all__ = ["NAME", "AttentionRecord", "capture", "register"]
 
-# What a model passes on that is not for the attention; everything else that is not known is an error.
+# Arguments that a model passes on but attention does not need; any other unknown argument is an error.
 _NOT_OURS = {*TransformersKwargs.__annotations__, "cache", "cache_position", "deterministic", "logits_to_keep",
              "position_embeddings", "return_dict", "use_cache"}
 
 
 def register() -> str:
-    """Let transformers know ``attn_implementation="attnc"``: exact attention on the CPU, weights when asked for.
+    """Register ``attn_implementation="attnc"`` with transformers: exact attention on the CPU, with weights on request.
 
-    A model takes it when it is made (``from_config(config, attn_implementation="attnc")``, also `from_pretrained`) or
+    Select it when a model is made (``from_config(config, attn_implementation="attnc")``, also `from_pretrained`) or
     later (``model.set_attn_implementation("attnc")``). A part of a model whose attention does not call transformers'
-    interface computes what it does under ``"eager"``, by its own code: a UserWarning names the class when it is made.
+    interface runs its own code, as under ``"eager"``; a UserWarning names its class when the model is made.
 
     Returns
     -------
@@ -35,8 +35,8 @@ def register() -> str:
     Raises
     ------
     ValueError
-        Not here, but where a model is made whose attention classes are in a table of their own by name of
-        implementation (Falcon, GPT-Neo, SAM): the text names them.
+        Not here, but on making a model that has attention classes of its own for each implementation (Falcon, GPT-Neo,
+        SAM): the message names them.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
     Raises
     ------
     ValueError
-        For what attnc cannot do, or does not know, by its name.
+        For arguments that attnc does not support or does not know, naming them.
     """
     unknown = [name for name, given in kwargs.items() if given is not None and name not in _NOT_OURS]
     if unknown:
@@ -80,8 +80,8 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
     if attention_mask is None:
         if kwargs.get("cu_seq_lens_q") is not None:
             raise ValueError("attnc takes packed sequences by their position_ids, not by cu_seq_lens_q alone")
-        # Only a call can ask for this: `eager` does not look at `module.is_causal`, which cross-attention may have.
-        if is_causal and query.shape[2] > 1:    # more keys than rows: a static cache that is still empty
+        # Not module.is_causal, which cross-attention may have and `eager` ignores: only the argument of the call.
+        if is_causal and query.shape[2] > 1:    # top-left: more keys than rows are those of an empty static cache
             options = {"causal": True, "q_offset": 0}
     if position_bias is not None:
         options["bias"] = position_bias + options["bias"] if "bias" in options else position_bias
@@ -95,18 +95,18 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
 
 
 def _chosen(indices: torch.Tensor, kv_len: int, mask: torch.Tensor | None) -> torch.Tensor:
-    """The keys that a sparse attention has chosen for each row, (batch, q_len, count), as a mask."""
+    """The mask of the keys that a sparse attention selects for each row, (batch, q_len, count)."""
     chosen = torch.zeros((*indices.shape[:2], kv_len), dtype=torch.bool).scatter(-1, indices.long(), True)[:, None]
     return chosen if mask is None else chosen & mask
 
 
 def _weights_are_collected() -> bool:
-    """Whether the call of the model has output_attentions=True: some models (GPT-2) do not hand that down."""
+    """Whether the model was called with output_attentions=True, which some models (GPT-2) do not pass on."""
     return any(name.endswith("attentions") for name in _active_collector.get() or ())
 
 
 def _mask_options(given: Any, query: torch.Tensor, key: torch.Tensor) -> dict[str, Any]:
-    """The options of `attnc.attention` for a mask: one of ours, booleans (True = attend) or numbers to add."""
+    """The options of `attnc.attention` for a mask: a `Mask`, bool (True = attend) or floating point (added)."""
     if given is None:
         return {}
     if not isinstance(given, torch.Tensor) or given.ndim != 4:

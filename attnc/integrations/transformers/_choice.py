@@ -1,4 +1,4 @@
-"""What happens when a model is given ``"attnc"``: attentions of its own are an error, or a warning, with its name."""
+"""Checks models that select ``"attnc"``: attention classes of their own cause an error, or a warning, with the name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "attnc"
 
 
 def watch() -> None:
-    """Look at each model of transformers that is given attnc, before its layers are made."""
+    """Check each transformers model that selects attnc, before its layers are made."""
     check = PreTrainedModel.get_correct_attn_implementation
     if hasattr(check, "attnc"):
         return
@@ -32,7 +32,7 @@ def watch() -> None:
 def _look_at(model: PreTrainedModel) -> None:
     cls = type(model)
     tables = [table for each in cls.__mro__ for table in _tables(each.__module__)]
-    made = {type(part) for part in model.modules()}     # none, while it is made
+    made = {type(part) for part in model.modules()}     # empty while the model is being made
     own = sorted(each.__name__ for table in tables for each in made.intersection(table.values()))
     if own or not (tables or cls._can_set_attn_implementation()):
         name = ", ".join(["an attention of its own", *own[:1]])
@@ -41,7 +41,7 @@ def _look_at(model: PreTrainedModel) -> None:
 
 
 class _OwnAttentions(dict[str, Any]):
-    """Attention classes of a model by the name of an implementation, to which attnc is not known."""
+    """Attention classes of a model by the name of an implementation, among which attnc is missing."""
 
     def __missing__(self, name: str) -> NoReturn:
         if name != NAME:
@@ -51,7 +51,7 @@ class _OwnAttentions(dict[str, Any]):
 
 
 def _tables(module: str) -> list[_OwnAttentions]:
-    """The tables of attention classes in a module, each made one that names its attention in place of a KeyError."""
+    """The tables of attention classes in a module, replaced by tables that raise an error with the class's name."""
     found = []
     for name, x in vars(sys.modules.get(module, object)).items():
         if type(x) is dict and "eager" in x and all(isinstance(each, type) for each in x.values()):

@@ -1,4 +1,4 @@
-"""The mask that transformers carries from a model to its attention: a few options, numbers once code works on it."""
+"""The mask that transformers passes from a model to its attention: options of attnc, dense numbers only on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import masking_utils
 
-# What transformers builds its masks of, by the code of the functions; the arguments here are of no effect.
+# The functions that transformers' masks consist of, recognized by their code; the arguments here have no effect.
 _CAUSAL = masking_utils.causal_mask_function.__code__
 _ALL = masking_utils.bidirectional_mask_function.__code__
 _BOTH = masking_utils.and_masks().__code__
@@ -19,23 +19,23 @@ _WINDOW_BOTH_SIDES = masking_utils.sliding_window_bidirectional_overlay(1).__cod
 _CHUNKED = masking_utils.chunked_overlay(1, None).__code__
 _PACKED = masking_utils.packed_sequence_mask_function(None).__code__
 _REMAPPED = masking_utils.remap_positions_for_packed_sequence(None, None).__code__
-# Asking for these does not turn a mask into numbers. torch.compile compares the strides with those of the memory.
+# Functions that do not build the numbers of a mask. torch.compile compares the strides with those of the memory.
 _SHAPE = {torch.Tensor.dim, torch.Tensor.size, torch.Tensor.__len__, torch.Tensor.numel, torch.Tensor.is_floating_point,
           torch.Tensor.stride, torch.Tensor.storage_offset, torch.Tensor.is_contiguous,
           *(getattr(torch.Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "requires_grad"))}
 
 
 class Mask(torch.Tensor):    # type: ignore[misc]    # torch is Any to mypy
-    """The mask that `eager` adds, (batch, 1, q_len, kv_len), as the `options` of `attnc.attention` that mean the same.
+    """The mask that `eager` adds, (batch, 1, q_len, kv_len), as equivalent `options` of `attnc.attention`.
 
     It takes no memory of its own. The first operation on it builds the numbers: 0 where the row may see the key, the
-    smallest number of its dtype elsewhere. They are the mask from then on, so that a model that adds it is right.
+    smallest number of its dtype elsewhere. From then on they are the mask, so that models which change it stay correct.
     """
 
     @staticmethod
     def __new__(cls: type[Mask], shape: tuple[int, ...], options: dict[str, Any], build: Callable[[], torch.Tensor],
                 dtype: torch.dtype = torch.float32) -> Mask:
-        # Code that reads the memory without asking this class finds NaN, and no mask that is silently lost.
+        # Code that bypasses this class and reads the memory finds NaN, so that the mask is not lost silently.
         found: Mask = torch.full((), torch.nan, dtype=dtype).expand(shape).as_subclass(cls)
         return found
 
@@ -55,7 +55,7 @@ class Mask(torch.Tensor):    # type: ignore[misc]    # torch is Any to mypy
             return func(*_numbers(args), **_numbers(kwargs or {}))
 
     def numbers(self) -> torch.Tensor:
-        """The mask as an ordinary tensor, to be added to the scores."""
+        """The mask as a plain tensor, to be added to the scores."""
         if self._numbers is None:
             with torch._C.DisableTorchFunctionSubclass():
                 dtype = self.dtype
@@ -68,7 +68,7 @@ class Mask(torch.Tensor):    # type: ignore[misc]    # torch is Any to mypy
 
 
 def _numbers(x: Any) -> Any:
-    """Arguments with every mask in them as numbers."""
+    """Arguments with every `Mask` in them replaced by its numbers."""
     if isinstance(x, Mask):
         return x.numbers()
     if isinstance(x, dict):
@@ -80,7 +80,7 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: int | torch.T
          mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
          attention_mask: torch.Tensor | None = None, dtype: torch.dtype = torch.float32,
          allow_is_bidirectional_skip: bool = False, **arguments: Any) -> torch.Tensor | None:
-    """The mask function of ``attn_implementation="attnc"``: a `Mask`; None where `eager` has none."""
+    """The mask function of ``attn_implementation="attnc"``: a `Mask`, or None if `eager` has none."""
     sizes = batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask
     arguments.pop("allow_is_causal_skip", None)
     if torch.compiler.is_compiling():
@@ -103,7 +103,7 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: int | torch.T
 
 
 def _options(rule: Any, rows: np.ndarray, keys: np.ndarray) -> dict[str, Any] | None:
-    """The options that mean the same as a mask function at these positions; None if it is not known."""
+    """The options equivalent to a mask function at these positions; None if the function is not known."""
     code = getattr(rule, "__code__", None)
     if code is _CAUSAL:
         return {"causal": True}
@@ -128,19 +128,19 @@ def _options(rule: Any, rows: np.ndarray, keys: np.ndarray) -> dict[str, Any] | 
 
 
 def _positions_alone(rule: Any) -> Any:
-    """Positions that start anew in each packed sequence differ as those of the whole do: take the rule as it was."""
+    """The rule without a remap to positions within packed sequences, whose differences are those of the whole."""
     if getattr(rule, "__code__", None) is not _REMAPPED:
         return rule
     return _held(rule, "mask_function")
 
 
 def _held(rule: Any, name: str) -> Any:
-    """What a mask function took from the function that made it."""
+    """A variable in the closure of a mask function."""
     return rule.__closure__[rule.__code__.co_freevars.index(name)].cell_contents
 
 
 def _merged(parts: list[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Options that hold together; None if one is not known, or two give the same option."""
+    """The union of options; None if a part is unknown, or two parts have the same option."""
     found: dict[str, Any] = {}
     for part in parts:
         if part is None or found.keys() & part.keys():
@@ -150,7 +150,7 @@ def _merged(parts: list[dict[str, Any] | None]) -> dict[str, Any] | None:
 
 
 def _padding(attention_mask: torch.Tensor | None, kv_length: int, kv_offset: int) -> dict[str, Any]:
-    """The option for the padding mask (batch, seen keys): lengths if it is on the right; keys not in it are padding."""
+    """The option for a padding mask (batch, keys), where missing keys are padding: lengths if the padding is right."""
     if attention_mask is None:
         return {}
     seen = attention_mask.numpy()[:, kv_offset:kv_offset + kv_length].astype(bool, copy=False)
