@@ -1,4 +1,4 @@
-"""From MatMul, Softmax and MatMul to the `Attention` operator, in models that were exported without it."""
+"""Fuses MatMul, Softmax and MatMul into the `Attention` operator, in models that were exported without it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from onnx import helper, numpy_helper, shape_inference, version_converter
 OPSET = 23                  # the first with Attention
 WEIGHTS = 3                 # of qk_matmul_output_mode
 SWAPPED = (0, 1, 3, 2)
-PASSING = ("Identity", "Dropout")       # what changes nothing outside training
+PASSING = ("Identity", "Dropout")       # operators that change nothing outside of training
 
 
 def fuse(model: onnx.ModelProto, *, weights: bool = False) -> onnx.ModelProto:
     """Replace attention made of MatMul and Softmax by the operator `Attention`, which `OPERATORS` and others compute.
 
-    What is found, in the graph itself: scores ``MatMul(Q, transposed K)`` of four axes, times or divided by a constant
-    or not, plus a mask that is a float or not, `Softmax` over the last axis, and `MatMul` with V. Identity and Dropout
-    may stand between. Everything else stays as it is.
+    The pattern, in the main graph: scores ``MatMul(Q, transposed K)`` of four axes, optionally times or divided by a
+    constant, optionally plus a floating-point mask, `Softmax` over the last axis, and `MatMul` with V. Identity and
+    Dropout may occur in between. Other nodes are unchanged.
 
     Parameters
     ----------
     model : onnx.ModelProto
-        It is not changed. A model of an opset before 23 is converted to 23.
+        Is not modified. The result has at least opset 23.
     weights : bool
-        Whether the weights of each `Attention` become outputs of the model, by the name of what the softmax gave.
+        Whether the weights of each `Attention` become outputs of the model, named like the output of the softmax.
 
     Returns
     -------
@@ -35,13 +35,13 @@ def fuse(model: onnx.ModelProto, *, weights: bool = False) -> onnx.ModelProto:
     Raises
     ------
     TypeError
-        If model is no ModelProto.
+        If model is not a ModelProto.
     ValueError
-        If there is no such attention in it.
+        If the model has no such attention.
 
     Notes
     -----
-    A row whose mask is -inf everywhere gives NaN by MatMul and Softmax, and 0 by attnc.
+    A row whose mask is -inf everywhere is NaN by MatMul and Softmax, and 0 by attnc.
 
     Examples
     --------
@@ -68,16 +68,16 @@ def fuse(model: onnx.ModelProto, *, weights: bool = False) -> onnx.ModelProto:
 
 
 class _Place(NamedTuple):
-    """One attention: what the new node takes, and the two nodes that it stands for."""
+    """One attention: the inputs and scale of the new node, and the two nodes that it replaces."""
 
-    inputs: list[str]           # query, transposed key, value, and a mask or not
+    inputs: list[str]           # query, transposed key, value, and possibly a mask
     scale: float
     softmax: Any
     last: Any
 
 
 class _Graph:
-    """The nodes of a graph, by what they give and by what takes it."""
+    """A graph, with its nodes by output, its constants, and inferred types."""
 
     def __init__(self, model: onnx.ModelProto):
         self.graph = model.graph
@@ -97,7 +97,7 @@ class _Graph:
         return [d.dim_value if d.HasField("dim_value") else None for d in self.types[name].shape.dim]
 
     def attention(self, softmax: onnx.NodeProto) -> _Place | None:
-        """The attention that a softmax is the middle of, or None."""
+        """The attention around a softmax, or None."""
         axis = next((a.i for a in softmax.attribute if a.name == "axis"), -1)
         node, mask, scale = self._before(softmax.input[0]), [], 1.0
         if node is not None and node.op_type == "Add":
@@ -117,14 +117,14 @@ class _Graph:
         return _Place(inputs + mask, scale, softmax, last) if ranks == {4} and axis in (-1, 3) else None
 
     def _before(self, name: str) -> onnx.NodeProto | None:
-        """The node that makes a value, past those that pass it on."""
+        """The node that computes a value, skipping nodes that pass it on."""
         node = self.maker.get(name)
         while node is not None and node.op_type in PASSING:
             node = self.maker.get(node.input[0])
         return node
 
     def _after(self, name: str) -> onnx.NodeProto | None:
-        """The product that takes a value as its first factor, past nodes that pass it on."""
+        """The MatMul whose first factor is a value, skipping nodes that pass it on."""
         for node in self.graph.node:
             if name in node.input[:1] and node.op_type in (*PASSING, "MatMul"):
                 found = node if node.op_type == "MatMul" else self._after(node.output[0])
@@ -133,7 +133,7 @@ class _Graph:
         return None
 
     def _product(self, name: str) -> tuple[onnx.NodeProto, float] | None:
-        """The product of two matrices that a value is, times a constant."""
+        """The MatMul that computes a value, and the constant that multiplies it."""
         node, scale = self._before(name), 1.0
         if node is not None and node.op_type in ("Mul", "Div"):
             factors = [(x, self._number(y)) for x, y in zip(node.input, reversed(node.input), strict=True)]
@@ -152,7 +152,7 @@ class _Graph:
         return float(array.item()) if array.size == 1 else None
 
     def replace(self, places: list[_Place], weights: bool) -> None:
-        """Put each attention where its last product is, and take away what is no longer used."""
+        """Replace each pattern by an Attention node, and remove nodes that are no longer used."""
         nodes, unused = list(self.graph.node), self._unused(self.graph.node)
         replaced = {node.output[0] for place in places for node in (place.softmax, place.last)}
         nodes = [x for x in nodes if x.output[0] not in replaced]
@@ -184,7 +184,7 @@ class _Graph:
 
 
 def _taken(nodes: Iterable[onnx.NodeProto]) -> set[str]:
-    """Names that nodes take, those of graphs in their attributes too."""
+    """Names of the inputs of nodes, also within graphs in their attributes."""
     found = set()
     for node in nodes:
         found.update(node.input)
@@ -195,7 +195,7 @@ def _taken(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 
 
 def _in_order(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Nodes after those whose results they take, otherwise as they stand."""
+    """The nodes in topological order."""
     made = {name: node for node in nodes for name in node.output if name}
     done: dict[str, onnx.NodeProto] = {}
     waiting = list(reversed(nodes))
