@@ -27,7 +27,7 @@ Lse: TypeAlias = _Lse | tuple[_Lse, *tuple[_Lse, ...]]
 _Gradient: TypeAlias = Literal["query", "key", "value", "bias", "relative_bias", "sinks"]
 Gradient: TypeAlias = _Gradient | tuple[_Gradient, ...]
 
-# Of statements about weights.
+# Options of statistics of weights.
 HeadsReduced: TypeAlias = Literal["mean", "sum", "max", "group"]
 Index: TypeAlias = tuple[int | slice, ...]
 Progress: TypeAlias = bool | Callable[[int, int], object] | None

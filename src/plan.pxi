@@ -5,7 +5,7 @@
 # only decide which thread computes what.
 
 cdef enum:
-    # Gap between the scratch of two threads, wider than the hardware prefetcher reaches behind strided accesses (32 KB
+    # Gap between the scratch of two threads, wider than the hardware prefetcher reaches beyond strided accesses (32 KB
     # on Zen 5): a softmax of (64, 64, 128) along axis 1 takes 69 microseconds instead of 164.
     SCRATCH_GAP = 64 * 1024
     SHARED_BYTES = 16 * 1024 * 1024  # keys and values of a round; above 32 MB the C library maps new pages each call

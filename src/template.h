@@ -8,7 +8,7 @@
 #define P_(name) ((REAL *)t->name)                      /* an array of the task */
 #define STEP static __attribute__((noinline))           /* a step of the algorithm: a profile names it, compiled once */
 
-/* Products of REAL or, with the constant `pairs`, of pairs of bfloat16 that stand in a word's bits. */
+/* Products of REAL or, with the constant `pairs`, of pairs of bfloat16, stored in a word's bits. */
 #if REAL_BITS == 32 && BF16_DOT
 #define PAIR_PRODUCTS 1
 #define PRODUCT(pairs, x, y, sum) ((pairs) ? vf_dot(x, y, sum) : vf_fma(x, y, sum))

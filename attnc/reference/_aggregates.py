@@ -1,4 +1,4 @@
-"""What statements about weights are made of, one head, row or place after another: the definition of each mapping."""
+"""The mappings of which statistics of weights consist, one head, row or entry at a time: their definition."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from ._softmax import softmax_of_scores
 
 
 class AttentionWeights(Matrix):
-    """The weights of attention, and what can be said of them: the definition of `attnc.AttentionWeights`.
+    """The weights of attention and their statistics: the definition of `attnc.AttentionWeights`.
 
     Parameters, methods, results and errors are those of `attnc.AttentionWeights`, but each answer is computed from the
     arrays as they are then. A key counts for a row if the row may see it and its score is not -inf; a row that sees

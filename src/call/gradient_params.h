@@ -8,7 +8,7 @@
 enum { WANT_QUERY = 1, WANT_KEY = 2, WANT_VALUE = 4, WANT_BIAS = 8 };    /* gradients that a pass computes */
 
 /* The relevance R of a weight is its product with grad_out . value, or with the positive part of that. It has no delta
- * and no scale: R X takes the place of the queries' gradient, R^T X that of the keys'. */
+ * and no scale: R X replaces the gradient of the queries, R^T X that of the keys. */
 enum { NO_RELEVANCE, SIGNED, POSITIVE };
 
 typedef struct Gradients {

@@ -63,7 +63,7 @@ typedef struct {
     double *inverse;
     Range *kept_part;                    /* [group][block] columns kept */
     void *bias_rows;                     /* [group's row][width] copies */
-    const void *bias_row[IN_PLACE_ROWS]; /* address of the bias of a row, from the first key of the part it sees */
+    const void *bias_row[IN_PLACE_ROWS]; /* [group's row] address of the bias at the first key that the row sees */
     uint8_t *allow;                      /* [group's row][width] */
     void *line;                          /* buffer of one padded row for loads and stores */
     Packed packed;                       /* the packed block of a task that packs for itself */
@@ -72,8 +72,8 @@ typedef struct {
     /* the part of the block that the group sees: columns [column, column_stop), computed in whole vectors [from, to) */
     ix column, column_stop, from, to;
     ix first_key;                        /* of the block */
-    Positions positions;                 /* by_position: those of its keys */
-    int tests_positions;                 /* they do not ascend, and some row of the group does not see all of them */
+    Positions positions;                 /* by_position: of the block's keys */
+    int tests_positions;                 /* they do not ascend, and a row of the group does not see all of them */
     int uses_allow;                      /* `allow` says which keys of this part a row sees */
 
     StatScratch stats;

@@ -63,7 +63,7 @@ def _options(rest: Sequence[Any]) -> dict[str, Any]:
 
 
 def room(query: torch.Tensor, value: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor | None:
-    """A place for an output of the query's shape and dtype whose axes lie in memory in this order."""
+    """An empty output in the query's dtype whose axes have this order in memory, or None without an order."""
     return None if order is None else torch.empty_permuted((*query.shape[:-1], value.shape[-1]), order,
                                                            dtype=query.dtype, device=query.device)
 
