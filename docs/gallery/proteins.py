@@ -4,7 +4,7 @@ Contact maps of proteins, without the weights of all heads
 
 Residues that touch in a folded protein look at each other in a language model of its sequence. A contact map adds up
 all heads, both ways, less the average product correction (APC): what sums of rows and columns explain. Libraries keep
-the weights of all layers for that; here each head is an array for a moment.
+the weights of all heads of all layers for that; here it needs their sums, and one weighted sum of the heads of a layer.
 
 :Shows: the contact map of an antibody's heavy chain; the three loops that bind, and where two of them meet
 :Data: the model of heavy chains in the package sapiens 1.0.2 (MIT); the sequence of trastuzumab; ESM at random weights
@@ -14,9 +14,9 @@ the weights of all layers for that; here each head is an array for a moment.
 """
 
 import argparse
+import re
 from importlib.util import find_spec
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 
 import numpy as np
 import torch
@@ -28,19 +28,17 @@ from attnc.integrations.torch import capture
 
 def contacts(model, tokens, coefficients):
     """Sum of coefficients times weights both ways less APC, over all heads; without the first and the last token."""
-    found = np.zeros((tokens.shape[1] - 2,) * 2, np.float32)
+    found, inner = np.zeros((tokens.shape[1] - 2,) * 2, np.float32), slice(1, -1)
 
     def add(weights, record):
-        for head, coefficient in enumerate(coefficients[record.index]):
-            both = weights[0, head, 1:-1, 1:-1]
-            both = both + both.T
-            sums = both.sum(0)
-            np.add(found, coefficient * (both - np.outer(sums, sums / sums.sum())), out=found)
+        heads = coefficients[record.index]
+        both = weights.weighted(heads=heads)[0, inner, inner]
+        sums = weights.row_mass(keys=inner)[0, :, inner] + weights.key_mass(rows=inner)[0, :, inner]
+        np.add(found, both + both.T - (heads[:, None] * sums / sums.sum(-1, keepdims=True)).T @ sums, out=found)
 
     with torch.no_grad(), capture(model, {"added": add}):
         model(tokens)
     return found
-
 
 # %%
 # At random weights, in the shape of ESM-2 with 1,024 residues, the map is that of `predict_contacts` of transformers,
@@ -52,18 +50,26 @@ esm = EsmForMaskedLM(EsmConfig(
 for parameter in esm.parameters():
     if parameter.ndim > 1:
         torch.nn.init.normal_(parameter, std=0.15)
-torch.nn.init.normal_(esm.esm.contact_head.regression.weight, std=10)
+regression = esm.esm.contact_head.regression
+torch.nn.init.normal_(regression.weight, std=10)
 tokens = torch.tensor([[0, *np.random.default_rng(0).integers(4, 24, 1024), 2]])
-regression, start = esm.esm.contact_head.regression, getrusage(RUSAGE_SELF).ru_maxrss
+
+def high_water():       # of the memory of the process, in KB
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+def peak(run):
+    """What a function gives, and by how many megabytes the process grew at most meanwhile (on Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before, result, after = high_water(), run(), high_water()
+    return result, (after - before) / 1024
+
 with torch.no_grad():
-    ours = contacts(esm, tokens, regression.weight.reshape(4, 10).numpy())
-    middle = getrusage(RUSAGE_SELF).ru_maxrss
-    ours = torch.sigmoid(torch.tensor(ours) + regression.bias)
+    ours, ours_mb = peak(lambda: contacts(esm, tokens, regression.weight.reshape(4, 10).numpy()))
+    ours = (torch.tensor(ours) + regression.bias).sigmoid()
     esm.set_attn_implementation("eager")
-    theirs = esm.predict_contacts(tokens, torch.ones_like(tokens))[0]
-end = getrusage(RUSAGE_SELF).ru_maxrss
-print(f"peak memory: {(middle - start) / 1024:.0f} MB; {(end - middle) / 1024:.0f} MB more in predict_contacts")
-assert (ours - theirs).abs().max() < 1e-5 and theirs.std() > 0.01 and end - middle > 5 * (middle - start)
+    theirs, theirs_mb = peak(lambda: esm.predict_contacts(tokens, torch.ones_like(tokens))[0])
+print(f"peak memory: {ours_mb:.0f} MB; {theirs_mb:.0f} MB in predict_contacts")
+assert (ours - theirs).abs().max() < 1e-5 and theirs.std() > 0.01 and theirs_mb > 5 * ours_mb
 
 # %%
 # Real weights: four layers that fill in hidden residues of human antibodies. The checkpoint is one of fairseq, whose
@@ -87,7 +93,6 @@ model = RobertaForMaskedLM(RobertaConfig(
     vocab_size=25, hidden_size=128, num_hidden_layers=4, num_attention_heads=8, intermediate_size=256,
     max_position_embeddings=146, type_vocab_size=1, layer_norm_eps=1e-5)).eval()
 assert model.load_state_dict(weights, strict=False).missing_keys == ["lm_head.bias"]        # the decoder's bias again
-
 CHAIN = ("EVQLVESGGGLVQPGGSLRLSCAASGFNIKDTYIHWVRQAPGKGLEWVARIYPTNGYTRYADSVKGRFTISADTSKNTAYLQMNSLRAEDTAVYYCSRWGGDG"
          "FYAMDYWGQGTLVTVSS")
 tokens = torch.tensor([[0, *("ACDEFGHIKLMNPQRSTVWY".index(residue) + 4 for residue in CHAIN), 2]])
@@ -105,8 +110,7 @@ image = ax.imshow(found, cmap="Blues", vmin=0, vmax=np.quantile(found, 0.99))
 for name, x, y, width, height in [(f"CDR{i}", start, start, length, length) for i, (start, length) in
                                   enumerate(loops, 1)] + [("CDR1 and CDR2", second, first, m, n)]:
     ax.add_patch(pyplot.Rectangle((x - 0.5, y - 0.5), width, height, fill=False, color="#b3541e", linewidth=2))
-    ax.text(*((x + width + 1, y) if x < 90 else (x - 1, y + height)), name, color="#b3541e", va="center",
-            ha="left" if x < 90 else "right")
+    ax.text(x + width + 1 if x < 90 else x - 10, y, name, color="#b3541e", va="center")
 ax.set(xlabel="residue", ylabel="residue", title="Heavy chain of trastuzumab")
 figure.colorbar(image, label="mean weight, both ways, less APC", extend="both")
 figure.set_label("A square map with dark blocks along the diagonal; frames mark the three loops, and dark spots away "
