@@ -45,8 +45,8 @@ class Lazy:
     def _shaped(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(array).reshape(*self.shape[:2], *array.shape[len(self.lead):])
 
-    def map(self, bins: tuple[int, int], reduce: Reduced) -> np.ndarray:
-        return self._seen(self.weights.map(bins, reduce=reduce), bins)
+    def map(self, bins: tuple[int, int], reduce: Reduced, progress: Progress = None) -> np.ndarray:
+        return self._seen(self.weights.map(bins, reduce=reduce, progress=progress), bins)
 
     def summary(self, bins: tuple[int, int], k: int, progress: Progress = None) -> tuple[np.ndarray, ...]:
         found: Any = self.weights.summary(topk=k, entropy=True, mean_distance=True, map=bins, progress=progress)

@@ -151,7 +151,7 @@ class Dense:
                              "if these are scores, attnc.softmax makes weights of them")
         self._slack = slack(eps, self.shape[3])
 
-    def map(self, bins: tuple[int, int], reduce: Reduced) -> np.ndarray:
+    def map(self, bins: tuple[int, int], reduce: Reduced, progress: Progress = None) -> np.ndarray:
         """(layers, heads, row bins, column bins): NaN where nothing is allowed."""
         rows, columns = (starts(length, count) for length, count in zip(self.shape[2:], bins, strict=True))
         add = np.maximum.reduceat if reduce == "max" else np.add.reduceat
@@ -232,9 +232,13 @@ class Stack:
         self.shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
     def __getattr__(self, name: str) -> Callable[..., np.ndarray]:
-        if name not in ("map", "entropy", "no_key", "column", "diagonal", "mean_distance", "key_mass"):
+        if name not in ("entropy", "no_key", "column", "diagonal", "mean_distance", "key_mass"):
             raise AttributeError(name)
         return lambda *arguments: np.concatenate([getattr(part, name)(*arguments) for part in self.parts])
+
+    def map(self, bins: tuple[int, int], reduce: Reduced, progress: Progress = None) -> np.ndarray:
+        with Steps(progress, len(self.parts)) as steps:
+            return np.concatenate([part.map(bins, reduce, steps.part()) for part in self.parts])
 
     def summary(self, bins: tuple[int, int], k: int, progress: Progress = None) -> tuple[np.ndarray, ...]:
         with Steps(progress, len(self.parts)) as steps:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._checks import integer
-from .._types import ArrayLike, Bins, Head, Reduced, Tokens
+from .._checks.weights import check_progress
+from .._types import ArrayLike, Bins, Head, Progress, Reduced, Tokens
 from .._views.source import Source, head_name, load, pick
 from .._views.tokens import check_bins, check_tokens, starts
 from . import _style
@@ -38,7 +39,7 @@ def heatmap(
         weights: ArrayLike | Source, tokens: Tokens = None, *, key_tokens: Tokens = None, head: Head = None,
         mask: ArrayLike | None = None, bins: Bins = None, reduce: Reduced = "mean", norm: str | Normalize = "sqrt",
         cmap: str | Colormap | None = None, colorbar: bool = True, numbers: bool | None = None, ax: Axes | None = None,
-        **imshow: Any) -> Axes:
+        progress: Progress = None, **imshow: Any) -> Axes:
     """Draw the weights of one head, or the mean over heads, as a map: a row for each query, a column for each key.
 
     Parameters
@@ -69,6 +70,8 @@ def heatmap(
         Whether to write the weights into the cells; by default where there are at most 12 by 12.
     ax : matplotlib Axes, optional
         Where to draw; by default a figure of its own.
+    progress : bool or function, optional
+        As in `AttentionWeights.map`, for lazy weights.
     **imshow
         More options of ``Axes.imshow``.
 
@@ -94,13 +97,14 @@ def heatmap(
     layers, heads, q_len, kv_len = source.shape
     tokens, key_tokens = _names(tokens, key_tokens, q_len, kv_len)
     check_reduce(reduce)
+    check_progress(progress)
     bins = check_bins(bins, q_len, kv_len, 256)
     chosen = None if head is None and layers * heads > 1 else pick(source, head)
     if chosen is not None:
-        pooled = source.only(*chosen).map(bins, reduce)[0, 0]
+        pooled = source.only(*chosen).map(bins, reduce, progress)[0, 0]
         title = head_name(source, chosen)
     else:
-        pooled = _over_heads(source.map(bins, reduce), reduce)
+        pooled = _over_heads(source.map(bins, reduce, progress), reduce)
         title = f"{'mean' if reduce == 'mean' else 'largest'} of {head_name(source, None)}"
     scale, words = _style.norm(norm, np.nanmax(pooled, initial=0))
     made = ax is None
@@ -171,7 +175,8 @@ def statistic(source: Source, name: str) -> np.ndarray:
 def heads(
         weights: ArrayLike | Source, *, mask: ArrayLike | None = None, order: str | None = None,
         most: int | None = None, bins: Bins = None, reduce: Reduced = "mean", norm: str | Normalize = "sqrt",
-        cmap: str | Colormap | None = None, columns: int | None = None, figure: Figure | None = None) -> Figure:
+        cmap: str | Colormap | None = None, columns: int | None = None, figure: Figure | None = None,
+        progress: Progress = None) -> Figure:
     """Draw a small map of every head, in a grid of layers and heads or ordered by a statistic.
 
     All maps are images of one Axes, each with its title as a text above it; rows are queries, columns keys.
@@ -194,6 +199,8 @@ def heads(
         Maps in a row of the figure.
     figure : matplotlib Figure or SubFigure, optional
         Where to draw; by default a new one.
+    progress : bool or function, optional
+        Of the maps, as in `AttentionWeights.map`.
 
     Returns
     -------
@@ -230,7 +237,7 @@ def heads(
         side = _side(figure, columns, lines, title)
         size = min(size, 72 * side / (0.6 * max(len("L00 H00"), len(texts[0]))))
     above = title / side
-    maps = source.map(bins, check_reduce(reduce))
+    maps = source.map(bins, check_reduce(reduce), progress)
     scale, words = _style.norm(norm, np.nanmax(maps, initial=0))
     from matplotlib.image import AxesImage
 

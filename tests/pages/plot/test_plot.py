@@ -381,3 +381,14 @@ def test_dollar_signs_are_letters():
     ax = plot.heatmap(np.eye(2), ["$x$", "$"])
     ax.figure.canvas.draw()
     assert inside(ax.figure) == []
+
+
+def test_maps_of_lazy_weights_report_progress():
+    rng = np.random.default_rng(0)
+    layers = [attnc.AttentionWeights(*rng.standard_normal((2, 3, 40, 8))) for _ in range(3)]
+    for draw, weights in ((attnc.plot.heatmap, layers[0]), (attnc.plot.heatmap, layers), (attnc.plot.heads, layers)):
+        told = []
+        draw(weights, progress=lambda done, total, told=told: told.append(done / total))
+        assert told and told == sorted(told) and told[-1] == 1
+    with pytest.raises(TypeError, match="progress must be"):
+        attnc.plot.heatmap(np.eye(3), progress=3)
