@@ -8,7 +8,7 @@ from typing import Any, Never, Unpack, cast, overload
 import numpy as np
 
 from . import _call, _isa
-from ._checks import VarlenArgs, varlen_args, varlen_backward_args
+from ._checks import VarlenArgs, check_varlen_names, varlen_args, varlen_backward_args
 from ._checks.arrays import float_array
 from ._checks.spellings import hides_unknown, unexpected
 from ._checks.varlen import OF_TOKENS, RAGGED
@@ -163,6 +163,7 @@ def attention_weights_varlen(
     >>> W[0].dense()
     array([[[0.5, 0.5]]])
     """
+    check_varlen_names(attention_weights_varlen, options)
     v = varlen_args(query, key, None, cu_seqlens_q, cu_seqlens_k, has_value=False, **options)
     query, key = np.asarray(query), np.asarray(key)
     return [AttentionWeights(query[v.rows(i)], key[v.keys(i)], **v.options_of(i)) for i in range(len(v.q_lengths))]
@@ -210,24 +211,26 @@ def attention_varlen_backward(
     >>> attention_varlen_backward(grad, query, key, value, output, lse, *bounds, want="value").value.ravel()
     array([0.5, 0.5, 1. ])
     """
+    check_varlen_names(attention_varlen_backward, options)
     grad_output = float_array("grad_output", grad_output)
     v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, **options)
     b = varlen_backward_args(v, grad_output, output, lse, grad_lse, want)
-    query, key, value = map(np.asarray, (query, key, value))
+    query, key, value = (float_array(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
     parts = []
     for i in range(len(v.q_lengths)):
         rows, keys = v.rows(i), v.keys(i)
         parts.append(attention_backward(
             b.grad_output[rows], query[rows], key[keys], value[keys], b.output[rows], b.lse[:, rows],
-            **v.options_of(i), want=b.want_of(i), grad_lse=None if b.grad_lse is None else b.grad_lse[:, rows]))
+            **b.options_of(v, i)))
     given = {"query": query, "key": key, "value": value}
     found: dict[str, Any] = {}
     for name in b.want:
         pieces: list[Any] = [getattr(part, name, None) for part in parts]
         if name in RAGGED:
             found[name] = pieces
-        elif name == "sinks":
-            found[name] = sum(pieces, start=np.zeros_like(v.args.sinks))
+        elif name == "sinks" and b.sinks is not None:
+            with np.errstate(over="ignore"):        # float16 may not hold the sum
+                found[name] = sum(pieces, start=np.zeros(b.sinks.shape)).astype(b.sinks.dtype)
         else:
             found[name] = np.concatenate([given[name][:0], *pieces])
     return AttentionGradients(**found)

@@ -17,10 +17,11 @@ from .options import check_lse
 from .scalars import check_num_threads, integer
 from .stages import SoftmaxArgs, WeightedSumArgs, align_args, softmax_args, weighted_sum_args
 from .states import states_args
-from .varlen import VarlenArgs, varlen_args, varlen_backward_args
+from .varlen import VarlenArgs, check_varlen_names, varlen_args, varlen_backward_args
 
 __all__ = ["OPTIONS", "Args", "BackwardArgs", "SoftmaxArgs", "SoftmaxBackwardArgs", "VarlenArgs", "WeightedSumArgs",
            "align_args", "append_args", "attention_args", "backward_args", "cache_sizes", "check_attend",
-           "check_cache_want", "check_lse", "check_no_relative_bias", "check_num_threads", "check_rows_stay", "integer",
-           "keep_args", "options_of", "reorder_args", "softmax_args", "softmax_backward_args", "states_args",
-           "truncate_args", "varlen_args", "varlen_backward_args", "weighted_sum_args"]
+           "check_cache_want", "check_lse", "check_no_relative_bias", "check_num_threads", "check_rows_stay",
+           "check_varlen_names", "integer", "keep_args", "options_of", "reorder_args", "softmax_args",
+           "softmax_backward_args", "states_args", "truncate_args", "varlen_args", "varlen_backward_args",
+           "weighted_sum_args"]

@@ -1,7 +1,8 @@
 """What other libraries call an argument, and what it is here: the text of the error for a name that is not known."""
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from typing import Any, Never, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,18 +54,23 @@ _SPELLINGS: dict[str, str | Callable[[Any], str]] = {
 }
 
 
-def unexpected(function: Callable[..., Any], unknown: dict[str, Any]) -> Never:
-    """Raise the error that Python raises for unknown names, with what they are called here."""
+def unexpected(function: Callable[..., Any], unknown: dict[str, Any], options: Collection[str] = ()) -> Never:
+    """Raise the error that Python raises for unknown names, with what they are called here.
+
+    `options` are the names that the function takes by ``**options``.
+    """
     name, value = next(iter(unknown.items()))
     title = function.__qualname__.removesuffix(".__init__")
-    known = [each for each in inspect.signature(function).parameters if each != "self"]
+    known = [each.name for each in inspect.signature(function).parameters.values()
+             if each.name != "self" and each.kind is not each.VAR_KEYWORD] + list(options)
     hint = _SPELLINGS.get(name)
-    if hint is None:
+    text = hint(value) if callable(hint) else hint
+    suggested = re.findall(r"\b(\w+)=", text or "")
+    if text is None or (suggested and not set(known).issuperset(suggested)) or f"use {title} " in text:
         from difflib import get_close_matches
 
-        close = get_close_matches(name, known, 1)
-        hint = f"use {close[0]}=" if close else None
-    text = hint(value) if callable(hint) else hint
+        close = get_close_matches(name, known, 1, 0.75)
+        text = f"use {close[0]}=" if close else None
     raise TypeError(f"{title}() got an unexpected keyword argument {name!r}"
                     + (f"; {text}" if text else f"; it takes {', '.join(known)}"))
 

@@ -1,16 +1,18 @@
 """Check the arguments over packed tokens: where each sequence starts and ends, and what belongs to it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from .._types import VarlenOptions
 from .arrays import as_array, check_fits, float_array
-from .attention import OPTIONS, Args, attention_args
+from .attention import Args, attention_args
 from .backward import GRADIENTS
 from .options import bools, check_alibi_slopes, integers
 from .scalars import MAX_OFFSET, check_want
+from .spellings import unexpected
 
 RAGGED = ("mask", "bias", "relative_bias", "k_positions")      # options of which each sequence has its own array
 OF_TOKENS = {"key_mask": 1, "q_segments": 0, "k_segments": 1}   # options over packed tokens: 0 of queries, 1 of keys
@@ -47,6 +49,13 @@ class VarlenArgs:
         return {**self.options, **own, "layout": "bnhd"}
 
 
+def check_varlen_names(function: Callable[..., Any], options: VarlenOptions) -> None:
+    """Raise for what is no option of packed tokens, as Python does for a name that a signature does not have."""
+    unknown = {name: x for name, x in options.items() if name not in VarlenOptions.__annotations__}
+    if unknown:
+        unexpected(function, unknown, VarlenOptions.__annotations__)
+
+
 def varlen_args(
         query: object, key: object, value: object, cu_seqlens_q: object, cu_seqlens_k: object, *,
         has_value: bool = True, alibi_slopes: object = None, q_offset: object = None, want: object = (),
@@ -56,8 +65,6 @@ def varlen_args(
         x = as_array(name, x)
         if x.ndim != 3:
             raise ValueError(f"{name} has {x.ndim} axes, shape {x.shape}; wanted (tokens, heads, dim)")
-    for name in options.keys() - set(OPTIONS) | options.keys() & {"q_lengths", "kv_lengths", "layout"}:
-        raise TypeError(f"packed tokens have no option {name!r}")
     given = {name: x for name, x in options.items() if name in (*RAGGED, *OF_TOKENS) and x is not None}
     options = {name: x for name, x in options.items() if name not in (*RAGGED, *OF_TOKENS)}
     a = attention_args(query, key, value, layout="bnhd", want=want, out=out, num_threads=num_threads, **options)
@@ -113,12 +120,19 @@ class VarlenBackwardArgs:
     output: np.ndarray
     lse: np.ndarray
     grad_lse: np.ndarray | None
+    sinks: np.ndarray | None
     want: Any
     own: dict[str, Any]
 
     def want_of(self, i: int) -> Any:
         """The gradients that sequence i has: no bias where it was given none."""
         return tuple(name for name in self.want if name not in self.own or self.own[name][i] is not None)
+
+    def options_of(self, v: VarlenArgs, i: int) -> dict[str, Any]:
+        """The options of `attention_backward` for sequence i; sinks in float64, in which their gradients are summed."""
+        sinks = {} if self.sinks is None else {"sinks": self.sinks.astype(np.float64)}
+        return v.options_of(i) | sinks | {
+            "want": self.want_of(i), "grad_lse": None if self.grad_lse is None else self.grad_lse[:, v.rows(i)]}
 
 
 def varlen_backward_args(v: VarlenArgs, grad_output: object, output: object, lse: object, grad_lse: object,
@@ -138,7 +152,9 @@ def varlen_backward_args(v: VarlenArgs, grad_output: object, output: object, lse
             a.lse_shape, "(q_heads, q_tokens)")
         if x is not None:
             check_fits(name, x.shape, shape, of, exact=len(shape))
-    return VarlenBackwardArgs(**found, want=names, own={name: x for name, x in v.own.items() if name in RAGGED})
+    sinks = v.options.get("sinks")
+    return VarlenBackwardArgs(**found, sinks=None if sinks is None else float_array("sinks", sinks), want=names,
+                              own={name: x for name, x in v.own.items() if name in RAGGED})
 
 
 def _sequences(name: str, bounds: object, tokens: int, packed: str) -> tuple[np.ndarray, np.ndarray]:

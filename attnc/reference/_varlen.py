@@ -6,7 +6,7 @@ from typing import Any, Never, Unpack, cast, overload
 
 import numpy as np
 
-from .._checks import Args, varlen_args, varlen_backward_args
+from .._checks import Args, check_varlen_names, varlen_args, varlen_backward_args
 from .._checks.arrays import float_array
 from .._checks.spellings import hides_unknown, unexpected
 from .._types import Array, ArrayLike, Gradient, Ragged, VarlenOptions, Wanted, Window
@@ -75,6 +75,7 @@ def _joined(pieces: list[np.ndarray], a: Args, name: str) -> np.ndarray:
 def attention_weights_varlen(query: ArrayLike, key: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike,
                              **options: Unpack[VarlenOptions]) -> list[AttentionWeights]:
     """The weights of each sequence of packed tokens: the definition of `attnc.attention_weights_varlen`."""
+    check_varlen_names(attention_weights_varlen, options)
     v = varlen_args(query, key, None, cu_seqlens_q, cu_seqlens_k, has_value=False, **options)
     query, key = np.asarray(query), np.asarray(key)
     return [AttentionWeights(query[v.rows(i)], key[v.keys(i)], **v.options_of(i)) for i in range(len(v.q_lengths))]
@@ -85,19 +86,21 @@ def attention_varlen_backward(
         cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *, want: Gradient = ("query", "key", "value"),
         grad_lse: ArrayLike | None = None, **options: Unpack[VarlenOptions]) -> AttentionGradients:
     """Gradients of each sequence of packed tokens: the definition of `attnc.attention_varlen_backward`."""
+    check_varlen_names(attention_varlen_backward, options)
     grad_output = float_array("grad_output", grad_output)
     v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, **options)
     b = varlen_backward_args(v, grad_output, output, lse, grad_lse, want)
-    query, key, value = arrays = [np.asarray(x) for x in (query, key, value)]
-    total: dict[str, Any] = {name: np.zeros(x.shape, x.dtype if x.dtype.kind not in "biu" else np.float64)
+    query, key, value = arrays = [float_array(name, x) for name, x in
+                                  (("query", query), ("key", key), ("value", value))]
+    total: dict[str, Any] = {name: np.zeros(x.shape, x.dtype)
                              for name, x in zip(("query", "key", "value"), arrays, strict=True) if name in b.want}
     total |= {name: [] for name in b.want if name in v.own}
-    total |= {"sinks": np.zeros_like(v.args.sinks)} if "sinks" in b.want else {}
+    total |= {"sinks": np.zeros(b.sinks.shape)} if b.sinks is not None and "sinks" in b.want else {}
     for i in range(len(v.q_lengths)):
         rows, keys = v.rows(i), v.keys(i)
         one = attention_backward(
             b.grad_output[rows], query[rows], key[keys], value[keys], b.output[rows], b.lse[:, rows],
-            **v.options_of(i), want=b.want_of(i), grad_lse=None if b.grad_lse is None else b.grad_lse[:, rows])
+            **b.options_of(v, i))
         for name, gradient in total.items():
             if name in v.own:
                 gradient.append(getattr(one, name, None))
@@ -105,4 +108,7 @@ def attention_varlen_backward(
                 total[name] = gradient + one.sinks
             else:
                 gradient[rows if name == "query" else keys] = getattr(one, name)
+    if b.sinks is not None and "sinks" in total:
+        with np.errstate(over="ignore"):
+            total["sinks"] = total["sinks"].astype(b.sinks.dtype)
     return AttentionGradients(**{name: total[name] for name in b.want})

@@ -35,10 +35,11 @@ SAID = [
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f"{f.__module__}.{f.__qualname__}")
 def test_every_function_answers_and_hides_how(function):
-    name = function.__name__
-    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected .* 'is_causal'; use causal=False"):
+    name, parameters = function.__name__, inspect.signature(function).parameters
+    hint = "use causal=False" if {"causal", "q_offset"} <= parameters.keys() else "it takes "
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected .* 'is_causal'; {hint}"):
         function(*CALLS[name], is_causal=False)
-    kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    kinds = {parameter.kind for parameter in parameters.values()}
     assert inspect.Parameter.VAR_KEYWORD not in kinds
 
 
@@ -53,6 +54,17 @@ def test_a_cache_answers_when_it_attends():
         cache = module.KVCache(1, 2, 8, capacity=4, dtype="float32")
         with pytest.raises(TypeError, match=r"^KVCache\.attend\(\) .*use causal=True"):
             cache.attend(X[None], is_causal=True)
+
+
+def test_a_hint_names_only_what_the_function_takes():
+    for function, name, words in ((attnc.softmax, "softmax_scale", "it takes x, axis, "),
+                                  (attnc.softmax, "dim", "use axis="),
+                                  (attnc.AttentionWeights, "need_weights", "it takes query, key, "),
+                                  (attnc.attention_varlen, "cu_seqlens", "use cu_seqlens_q="),
+                                  (attnc.attention_varlen, "lengths", "it takes query, key, "),
+                                  (attnc.attention_varlen, "layout", "it takes query, key, ")):
+        with pytest.raises(TypeError, match=rf"'{name}'; {words}"):
+            function(*CALLS[function.__name__], **{name: 2})
 
 
 def test_every_name_that_is_suggested_is_there():

@@ -135,6 +135,41 @@ def test_other_sequences_change_no_bit_of_a_gradient(isa, seed):
 
 
 @MODULES
+@pytest.mark.parametrize("lengths", [MIXED, ([], [])], ids=["sequences", "none"])
+@pytest.mark.parametrize("dtype", ["int8", ">f4", "<f8"])
+def test_gradients_have_the_dtype_of_their_argument(module, lengths, dtype):
+    """Integers count as float64; sinks are summed over the sequences before they are rounded."""
+    query, key, value, *bounds = packed(np.random.default_rng(0), lengths, dims=(8, 4))
+    query, key, value = (x.astype(dtype) for x in (query, key, value))
+    for sinks in np.float16, np.float32, np.float64:
+        options = {"sinks": np.linspace(-1, 1, 4).astype(sinks)}
+        output, lse = module.attention_varlen(query, key, value, *bounds, want="lse", **options)
+        got = module.attention_varlen_backward(np.ones_like(output), query, key, value, output, lse, *bounds,
+                                               want=("query", "key", "value", "sinks"), **options)
+        assert got.sinks.dtype == sinks and got.sinks.shape == (4,)
+        for x in got.query, got.key, got.value:
+            assert x.dtype == ("<f8" if dtype == "int8" else np.dtype(dtype).newbyteorder("="))
+            assert x.dtype.isnative
+        wide = module.attention_varlen_backward(np.ones_like(output), query, key, value, output, lse, *bounds,
+                                                want="sinks", sinks=options["sinks"].astype(float)).sinks
+        assert_same_bits(got.sinks, wide.astype(sinks))
+
+
+@pytest.mark.parametrize("name", ["out_of_place", "layout", "block_mask", "q_lengths", "window_size", "scaling"])
+def test_names_that_are_no_option_of_packed_tokens(name):
+    """The same error from every function, whatever comes with it; a hint never names what the function lacks."""
+    query, key, value, *bounds = packed(np.random.default_rng(0), MIXED, dims=(8, 4))
+    output, lse = attnc.attention_varlen(query, key, value, *bounds, want="lse")
+    calls = {"attention_varlen": (query, key, value, *bounds), "attention_weights_varlen": (query, key, *bounds),
+             "attention_varlen_backward": (output, query, key, value, output, lse, *bounds)}
+    said = {"window_size": r"use window=\(4, 0\)", "scaling": "use scale="}.get(name, "it takes .*query.* causal, ")
+    for module in attnc, reference:
+        for function, given in calls.items():
+            with pytest.raises(TypeError, match=rf"^{function}\(\) got an unexpected .* '{name}'; {said}"):
+                getattr(module, function)(*given, **{name: 5})
+
+
+@MODULES
 def test_no_sequence(module):
     arrays = packed(np.random.default_rng(0), "none")
     got = module.attention_varlen(*arrays, want=("lse", "weights", "argmax"), key_mask=np.ones(0, bool))
@@ -175,8 +210,10 @@ def test_errors(module, error, options, words):
     (ValueError, {"grad_output": np.zeros((5, 4, 8))}, r"grad_output has shape \(5, 4, 8\)"),
     (ValueError, {"want": ("query", "bias")}, "want has 'bias', but no bias was given"),
     (ValueError, {"want": ()}, "want is empty"), (ValueError, {"want": "weights"}, "weights"),
-    (TypeError, {"kv_lengths": [3, 4]}, "packed tokens have no option 'kv_lengths'"),
-    (TypeError, {"is_causal": True}, "packed tokens have no option 'is_causal'"),
+    (TypeError, {"kv_lengths": [3, 4]}, r"attention_varlen_backward\(\) got an unexpected .* 'kv_lengths'; it takes "),
+    (TypeError, {"is_causal": True}, r"attention_varlen_backward\(\) got .* 'is_causal'; use causal=True"),
+    (TypeError, {"out": VALUE}, r"attention_varlen_backward\(\) got an unexpected keyword argument 'out'"),
+    (TypeError, {"block_mask": None}, r"attention_varlen_backward\(\) got .* 'block_mask'; it takes .*, mask, "),
 ])
 def test_errors_of_gradients(module, error, options, words):
     given = {"grad_output": VALUE[:5].repeat(2, 1), "query": QUERY, "key": KEY, "value": VALUE,
