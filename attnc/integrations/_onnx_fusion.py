@@ -15,7 +15,7 @@ PASSING = ("Identity", "Dropout")       # operators that change nothing outside 
 
 
 def fuse(model: onnx.ModelProto, *, weights: bool = False) -> onnx.ModelProto:
-    """Replace attention made of MatMul and Softmax by the operator `Attention`, which `OPERATORS` and others compute.
+    """Replace attention made of MatMul and Softmax by the operator `Attention`, which attnc and others compute.
 
     The pattern, in the main graph: scores ``MatMul(Q, transposed K)`` of four axes, optionally times or divided by a
     constant, optionally plus a floating-point mask, `Softmax` over the last axis, and `MatMul` with V. Identity and

@@ -3,7 +3,7 @@ Where does a token look, 65,536 tokens back?
 ============================================
 
 A decoder of one head reads 65,536 tokens of source code. Its weights would be a matrix of 16 GiB. While it runs,
-`attnc.integrations.torch.capture` takes one row, what each key receives and the largest weight of each row, and
+`attnc.integrations.torch.capture` takes one row, what each key receives and a small map of the whole, and
 `attnc.explorer` makes a page of the head.
 
 :Shows: which of 65,536 tokens one of them looks at, the share of the first token, and a map of the whole head
