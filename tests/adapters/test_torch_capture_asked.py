@@ -6,6 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
+import torch
 
 pytestmark = pytest.mark.peers
 torch = pytest.importorskip("torch")
@@ -50,6 +51,7 @@ def test_calls_and_indices_are_of_a_forward_pass(x):
 @pytest.mark.parametrize("layers, wanted", [
     (1, [1]), ([0, 2], [0, 2]), ("shared", [0, 1]), ("head", [2]), (("shared", 1), [1]),
     ([("shared", 0), "head"], [0, 2]), ((0, 1), [0, 1]), (np.int64(2), [2]), (None, [0, 1, 2]),
+    (np.array([2, 0]), [0, 2]), (np.array(1), [1]), (torch.tensor([0]), [0]),
     ("", [0, 1, 2])], ids=str)
 def test_layers(layers, wanted, x):
     model = Twice()
@@ -70,7 +72,15 @@ def test_layers_by_a_part_of_their_names(x):
         "model.block1.self", "model.block1.cross", "model.block11.cross"]
 
 
-@pytest.mark.parametrize("heads, shown", [(2, [2]), ([3, 0], [3, 0]), (range(1, 3), [1, 2])])
+def test_heads_of_layers_that_are_not_chosen_do_no_harm(x):
+    model = Twice()
+    with capture(model, "entropy", layers=[2], heads={"shared": [0], "head": [1]}) as records:
+        model(x)
+    assert [(record.index, record.shape[1]) for record in records] == [(2, 1)]
+
+
+@pytest.mark.parametrize("heads, shown", [(2, [2]), ([3, 0], [3, 0]), (range(1, 3), [1, 2]), (np.array([1]), [1]),
+                                          (torch.tensor([3, 0]), [3, 0])], ids=str)
 @pytest.mark.parametrize("rows", [None, slice(-1, None), slice(2, 5), slice(5, 2)])
 def test_heads_and_rows(heads, shown, rows, x):
     model = two()

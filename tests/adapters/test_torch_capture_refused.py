@@ -1,6 +1,7 @@
 """capture(): what it cannot see, and what is asked for that does not exist, is an error that says so."""
 # ruff: noqa: E402, F401, F811    (fixtures of capturing.py)
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.peers
@@ -42,11 +43,24 @@ def test_what_is_asked_for_must_exist(x):
             (ValueError, "heads has 5", {"heads": {5: [0]}}),
             (ValueError, "-1.*counted from 0", {"layers": -1}),
             (ValueError, "wanted an index, a name", {"layers": [(0, 1)]}),
-            (TypeError, "float", {"layers": 0.5}),
+            (TypeError, r"layers is 0\.5; wanted indices", {"layers": 0.5}),
+            (TypeError, "layers has True; wanted an index", {"layers": [True]}),
+            (TypeError, "layers is True|layers has True", {"layers": True}),
+            (TypeError, r"layers has \('0', True\)|layers has True", {"layers": ("0", True)}),
+            (TypeError, r"what is None; wanted names", {"what": None}),
             (ValueError, "heads has 4; '0' has 4 heads", {"heads": 4}),
             (ValueError, "heads has -1", {"heads": [-1]}),
             (ValueError, "heads has 7; '1'", {"heads": {1: [7]}}),
-            (TypeError, "float", {"heads": [0.5]}),
+            (TypeError, r"heads has 0\.5; wanted integers", {"heads": [0.5]}),
+            (TypeError, r"heads has 0\.5; wanted integers", {"heads": {0: np.array([0.5])}}),
+            (TypeError, "heads is slice.*; wanted integers", {"heads": slice(0, 1)}),
+            (TypeError, "heads has True; wanted integers", {"heads": True}),
+            (TypeError, "heads has '0'; wanted integers", {"heads": "0"}),
+            (TypeError, "rows has 'a'; wanted a slice of integers", {"rows": slice("a")}),
+            (ValueError, "topk must be an integer from 1 .*, got 0", {"topk": 0}),
+            (TypeError, r"topk must be an integer, got float 2\.0", {"topk": 2.0}),
+            (ValueError, "row_bins must be an integer from 1 .*, got 0", {"bins": (0, 4)}),
+            (TypeError, r"bins is 4; wanted a pair \(row_bins, col_bins\)", {"bins": 4}),
             (ValueError, "rows is 3", {"rows": 3}),
             (ValueError, "step 1", {"rows": slice(None, None, 2)})]:
         how.setdefault("what", "entropy")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+import torch
+
 from ... import AttentionWeights
+from ..._checks import integer
 from ._records import AttentionRecord
 
 STATISTICS = ("topk", "key_mass", "entropy", "map", "effective_keys", "max", "argmax", "mean_position",
@@ -35,8 +39,8 @@ class Place:
             if not any(self._is(x) for x in names):
                 raise ValueError(f"{argument} has {name!r}; no module of the model has that in its name")
         else:
-            self.name, self.number = None, operator.index(name)
-        if self.number is not None and self.number < 0:
+            self.name, self.number = None, _index(argument, name, "an index, a name or (name, call)")
+        if self.number is not None and _index(argument, self.number, "the number of a call") < 0:
             raise ValueError(f"{argument} has {given!r}; wanted the number of a call, counted from 0")
 
     def _is(self, name: str) -> bool:
@@ -60,7 +64,7 @@ def asked(what: What) -> tuple[tuple[str, ...], dict[str, Function]]:
         given: list[Any] = []
         functions = dict(what)
     else:
-        given = [what] if isinstance(what, str) or callable(what) else list(what)
+        given = [what] if isinstance(what, str) or callable(what) else _listed("what", what, "names and functions")
         functions = {}
     names: list[str] = []
     for x in given:
@@ -87,12 +91,12 @@ def asked(what: What) -> tuple[tuple[str, ...], dict[str, Function]]:
 def layer_list(layers: Any) -> list[Any]:
     """The layers of an argument that may be a single layer, such as a pair of a name and a number."""
     pair = isinstance(layers, tuple) and len(layers) == 2 and isinstance(layers[0], str)
-    one = isinstance(layers, str) or hasattr(layers, "__index__") or (pair and hasattr(layers[1], "__index__"))
-    return [layers] if one else list(layers)
+    one = isinstance(layers, str) or (pair and hasattr(layers[1], "__index__"))
+    return [layers] if one else _listed("layers", layers, "indices, names and pairs (name, call)")
 
 
 def head_list(heads: Any) -> list[int]:
-    return [operator.index(x) for x in ([heads] if hasattr(heads, "__index__") else heads)]
+    return [_index("heads", x, "integers") for x in _listed("heads", heads, "integers")]
 
 
 def row_slice(rows: Any) -> slice | None:
@@ -100,4 +104,30 @@ def row_slice(rows: Any) -> slice | None:
         return None
     if not isinstance(rows, slice) or rows.step not in (None, 1):
         raise ValueError(f"rows is {rows!r}; wanted a slice of step 1")
+    for x in rows.start, rows.stop:
+        if x is not None:
+            _index("rows", x, "a slice of integers")
     return rows
+
+
+def bin_counts(bins: Any) -> tuple[int, int]:
+    if not isinstance(bins, tuple | list) or len(bins) != 2:
+        raise TypeError(f"bins is {bins!r}; wanted a pair (row_bins, col_bins)")
+    return integer("row_bins", bins[0], 1, 2**31 - 1), integer("col_bins", bins[1], 1, 2**31 - 1)
+
+
+def _listed(argument: str, given: Any, wanted: str) -> list[Any]:
+    """An argument that is one item or several; arrays and tensors of several have an ``__index__`` too."""
+    if isinstance(given, np.ndarray | torch.Tensor):
+        given = given.tolist()
+    if hasattr(given, "__index__"):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{argument} is {given!r}; wanted {wanted}")
+    return list(given)
+
+
+def _index(argument: str, x: Any, wanted: str) -> int:
+    if isinstance(x, bool | np.bool_) or not hasattr(x, "__index__"):
+        raise TypeError(f"{argument} has {x!r}; wanted {wanted}")
+    return operator.index(x)

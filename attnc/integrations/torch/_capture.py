@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from ... import AttentionWeights
+from ..._checks import integer
 from ...weights._slices import part, some_heads
 from . import _calls, _names
-from ._asked import BESIDE, STATISTICS, Heads, Layer, Place, What, asked, head_list, layer_list, row_slice
+from ._asked import BESIDE, STATISTICS, Heads, Layer, Place, What, asked, bin_counts, head_list, layer_list, row_slice
 from ._records import AttentionRecord, Records
 from ._tensors import as_array
 
@@ -102,7 +103,7 @@ class _Collector(_calls.Watcher):
         _refuse_graphs(self.names, model)
         self.names_asked, self.functions = asked(what)
         self.statistics = tuple(name for name in self.names_asked if name in STATISTICS)
-        self.bins, self.topk, self.rows = bins, topk, row_slice(rows)
+        self.bins, self.topk, self.rows = bin_counts(bins), integer("topk", topk, 1, 2**31 - 1), row_slice(rows)
         self.heads = heads if isinstance(heads, Mapping) else None
         self.same_heads = None if heads is None or self.heads is not None else head_list(heads)
         if layers is None and self.heads is not None:
@@ -151,9 +152,9 @@ class _Collector(_calls.Watcher):
     def take(self, layer: str, call: int, index: int, seen: _calls.Call) -> None:
         self.count = max(self.count, index + 1)
         reordered = self._order.moved(layer, call, index, seen.key, seen.query.shape[-2])
+        fitting = [chosen for place, chosen in self.of_heads if place.meets(layer, call, index)]
         if self.layers is not None and not any([place.meets(layer, call, index) for place in self.layers]):
             return
-        fitting = [chosen for place, chosen in self.of_heads if place.meets(layer, call, index)]
         heads = fitting[0] if fitting else self.same_heads
         record = AttentionRecord(layer=layer, call=call, index=index, shape=(), q_len=seen.query.shape[-2],
                                  reordered=reordered)
