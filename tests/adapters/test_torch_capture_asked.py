@@ -259,3 +259,42 @@ def test_gradient_within_multihead_attention(needed, batch_first, x, monkeypatch
     with capture(layer, "grad_output") as records:
         layer(x, x, x, need_weights=needed)[0].sin().sum().backward()
     np.testing.assert_allclose(records[0].grad_output, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("heads, rows", [(None, None), ([2, 0], slice(1, 5))], ids=str)
+@pytest.mark.parametrize("function", [by_name, transposed])
+def test_relevance(function, heads, rows, x):
+    model = two(function)
+    output = model(x)
+    for module in model:
+        module.output.retain_grad()
+    output.sin().sum().backward()
+    grads = [module.output.grad for module in model]
+    with capture(model, "relevance", heads=heads, rows=rows) as records:
+        model(x).sin().sum().backward()
+    wanted = []
+    for module, grad, given in zip(model, grads, (x, model[0](x)), strict=True):
+        value = module.project(given).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)[2]
+        wanted.append((module.weights * (grad @ value.mT)).detach())
+
+    for record, full in zip(records, wanted, strict=True):
+        part = full[:, slice(None) if heads is None else heads][:, :, slice(None) if rows is None else rows]
+        for found, expected in ((record.relevance(sign="both"), part), (record.relevance(), part.clamp(min=0))):
+            np.testing.assert_allclose(found.dense(), expected, rtol=0, atol=2e-6)
+            assert found.shape == record.shape
+
+
+@pytest.mark.parametrize("heads", [None, [3, 0]])
+def test_relevance_of_grouped_heads(heads):
+    class Model(nn.Module):
+        def forward(self, query, key, value):
+            return early(query, key, value, enable_gqa=True)
+
+    model, query, key, value = Model(), torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 3)
+    with capture(model, "relevance", heads=heads) as records:
+        model(query.requires_grad_(), key, value).sin().sum().backward()
+    weights = (query @ key.repeat_interleave(2, 1).mT / 8 ** 0.5).softmax(-1)
+    value = value.repeat_interleave(2, 1)
+    grad = (weights @ value).cos()
+    wanted = (weights * (grad @ value.mT)).detach()[:, slice(None) if heads is None else heads]
+    np.testing.assert_allclose(records[0].relevance(sign="both").dense(), wanted, rtol=0, atol=2e-6)

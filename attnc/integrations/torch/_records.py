@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, SupportsIndex, overload
 
 from . import _join
 
 if TYPE_CHECKING:
-    from ..._types import ArrayLike
+    from ..._types import ArrayLike, Sign
+    from ...weights import Relevance
 
 _PLACE = ("layer", "call", "index", "shape", "q_len", "reordered")
 
@@ -40,17 +41,33 @@ class AttentionRecord(SimpleNamespace):
     q_len: int
     reordered: bool
 
-    def relevance(self, *, sign: str = "positive") -> Any:
+    def relevance(self, *, sign: Sign = "positive") -> Relevance:
         """The weights times the gradient of the loss with respect to each, as by `AttentionWeights.relevance`.
 
         Parameters
         ----------
-        sign : "positive" or "both"
+        sign : {"positive", "both"}
+            "both" keeps what is below 0.
+
+        Returns
+        -------
+        Relevance
+            Of the shape of the weights, without their matrix: maps, sums over rows and keys, products, dense parts.
 
         Raises
         ------
         ValueError
             If the capture did not request ``"relevance"``, or has received no gradient yet.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from attnc.integrations.torch import capture
+        >>> layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        >>> with capture(layer, "relevance") as records:
+        ...     layer(*[torch.randn(1, 5, 8)] * 3)[0][:, 0].sum().backward()
+        >>> records[0].relevance().key_mass().shape
+        (1, 2, 5)
         """
         missing = [name for name in ("weights", "value", "grad_output") if name not in vars(self)]
         if missing:
@@ -58,7 +75,8 @@ class AttentionRecord(SimpleNamespace):
                              "capture(model, \"relevance\") keeps what it is computed from")
         if self.grad_output is None:
             raise ValueError(f"no gradient has come to {self.layer!r}: call backward() of a loss first")
-        return self.weights.relevance(self.value, self.grad_output, sign=sign)
+        found: Relevance = self.weights.relevance(self.value, self.grad_output, sign=sign)
+        return found
 
     def __repr__(self) -> str:
         held = ", ".join(name for name in vars(self) if name not in _PLACE and not name.startswith("_"))
