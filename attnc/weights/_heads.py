@@ -72,7 +72,7 @@ class Heads(Held):
 
 
 class WeightedHeads(Blocks):
-    """A weighted sum of heads, which `AttentionWeights.weighted` makes: (..., q_len, kv_len).
+    """A weighted sum of heads, which `attnc.AttentionWeights.weighted` makes: (..., q_len, kv_len).
 
     It holds the arrays of the weights and has their dtype. Sums and products are sums over the heads' own; statistics
     that are not linear (`topk`, `max`, `entropy`, `key_max`, `key_hits` and the like) are computed from dense blocks of
@@ -104,11 +104,11 @@ class WeightedHeads(Blocks):
     # Rows
 
     def row_mass(self, *, keys: Rows = None, progress: Progress = None) -> Array:
-        """The sum of each row over some keys, as `AttentionWeights.row_mass`: (..., q_len)."""
+        """The sum of each row over some keys, as `attnc.AttentionWeights.row_mass`: (..., q_len)."""
         return self._sum(self._W.row_mass(keys=keys, progress=progress), 1)
 
     def lost_mass(self, keep: ArrayLike, *, progress: Progress = None) -> Array:
-        """The mass that each row loses if only some keys are kept, as `AttentionWeights.lost_mass`: (..., q_len).
+        """The mass that each row loses if only some keys are kept, as `attnc.AttentionWeights.lost_mass`: (..., q_len).
 
         `keep` broadcasts to (..., q_len, kv_len).
         """
@@ -127,7 +127,7 @@ class WeightedHeads(Blocks):
         return np.where(empty, -1, self._sum(np.where(of_heads == -1, 0, of_heads), 1)).astype(self.dtype)
 
     def topk(self, k: int, *, progress: Progress = None) -> TopKeys:
-        """The k largest entries of each row and their keys, as `AttentionWeights.topk`; entries of 0 do not count."""
+        """The k largest entries of each row and their keys, as `attnc.AttentionWeights.topk`; 0 does not count."""
         k = checks.check_k(k)
         weights = np.zeros((*self.shape[:-1], k), self.dtype)
         indices = np.full(weights.shape, -1)
@@ -164,7 +164,7 @@ class WeightedHeads(Blocks):
 
     def key_mass(
             self, *, rows: Rows = None, row_weights: ArrayLike | None = None, progress: Progress = None) -> Array:
-        """The sum over the rows, as `AttentionWeights.key_mass`: (..., kv_len); `row_weights` fit (..., q_len)."""
+        """Sum over the rows, as `attnc.AttentionWeights.key_mass`: (..., kv_len); `row_weights` fit (..., q_len)."""
         amounts, c = checks.check_amounts(row_weights, self.shape[:-1], self.dtype), self._coefficients
         amounts = c[0] * amounts if self._W.ndim == 2 else c[..., None] * amounts[..., None, :]
         return self._W.key_mass(rows=rows, row_weights=amounts, heads="sum", progress=progress)
@@ -183,7 +183,7 @@ class WeightedHeads(Blocks):
         return found
 
     def map(self, bins: tuple[int, int], *, reduce: Reduced = "mean", progress: Progress = None) -> Array:
-        """A binned map, as `AttentionWeights.map`: (..., row_bins, col_bins)."""
+        """A binned map, as `attnc.AttentionWeights.map`: (..., row_bins, col_bins)."""
         if checks.check_reduce(reduce) == "mean":
             return self._sum(self._W.map(bins, progress=progress), 2)
         row_bins, key_bins = checks.check_bins(bins, self._W._a)
@@ -191,7 +191,7 @@ class WeightedHeads(Blocks):
 
     def pool(self, query_labels: ArrayLike, key_labels: ArrayLike, *, reduce: Reduced = "mean",
              progress: Progress = None) -> Array:
-        """A map over given groups, as `AttentionWeights.pool`: (..., query groups, key groups)."""
+        """A map over given groups, as `attnc.AttentionWeights.pool`: (..., query groups, key groups)."""
         if checks.check_reduce(reduce) == "mean":
             return self._sum(self._W.pool(query_labels, key_labels, progress=progress), 2)
         rows = checks.check_labels("query_labels", query_labels, self.shape[-2])

@@ -35,7 +35,7 @@ class State(NamedTuple):
 class Relevance(Blocks):
     """The relevance of weights, without their matrix: each weight times the gradient that reaches it.
 
-    `AttentionWeights.relevance` makes it. For weights w, values v and the gradient g of the output it is
+    `attnc.AttentionWeights.relevance` makes it. For weights w, values v and the gradient g of the output it is
     ``w[i, j] * max(0, g[i] @ v[j])``, or without the maximum for ``sign="both"``; 0 where the weight is 0. Its dtype is
     that of the weights, or float64 if an array is float64; results have equal bits for any number of threads.
 
@@ -97,7 +97,7 @@ class Relevance(Blocks):
     def key_mass(
             self, *, rows: Rows = None, row_weights: ArrayLike | None = None, heads: HeadsReduced | None = None,
             progress: Progress = None) -> Array:
-        """The sum over the rows: how relevant each key is. Parameters are those of `AttentionWeights.key_mass`.
+        """The sum over the rows: how relevant each key is. Parameters are those of `attnc.AttentionWeights.key_mass`.
 
         Returns
         -------
@@ -137,7 +137,7 @@ class Relevance(Blocks):
         Parameters
         ----------
         bins : tuple (row_bins, col_bins)
-            As in `AttentionWeights.map`.
+            As in `attnc.AttentionWeights.map`.
         progress : bool or function, optional
 
         Returns
@@ -150,7 +150,7 @@ class Relevance(Blocks):
         return self._pool(*labels, found, progress)
 
     def pool(self, query_labels: ArrayLike, key_labels: ArrayLike, *, progress: Progress = None) -> Array:
-        """A map over given groups, as `AttentionWeights.pool`: (..., query groups, key groups)."""
+        """A map over given groups, as `attnc.AttentionWeights.pool`: (..., query groups, key groups)."""
         rows = checks.check_labels("query_labels", query_labels, self.shape[-2])
         keys = checks.check_labels("key_labels", key_labels, self.shape[-1])
         groups = int(rows.max(initial=-1)) + 1, int(keys.max(initial=-1)) + 1
