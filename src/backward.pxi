@@ -129,15 +129,21 @@ cdef void heads_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
 cdef void rows_of_head_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
     """A few blocks of rows against all keys; the last come first, because causal ones are longest."""
     cdef Py_ssize_t tasks = call.gradients.row_tasks, blocks = call.gradients.accumulators
-    cdef Py_ssize_t first = (tasks - 1 - i % tasks) * blocks
-    cdef Range rows = Range(first, ix_min(first + blocks, call.p.q_blocks))
-    call.kernels.gradients(call, t, i // tasks, rows, Range(0, call.p.k_blocks), WANT_QUERY)
+    cdef Py_ssize_t head = i // tasks, task = i % tasks, first
+    cdef Range rows
+    if has_few_tasks(call, tasks):
+        head, task = i % call.heads, i // call.heads
+    first = (tasks - 1 - task) * blocks
+    rows = Range(first, ix_min(first + blocks, call.p.q_blocks))
+    call.kernels.gradients(call, t, head, rows, Range(0, call.p.k_blocks), WANT_QUERY)
 
 
 cdef void keys_of_head_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
-    """A block of keys against all rows."""
-    cdef Py_ssize_t block = i % call.p.k_blocks
-    call.kernels.gradients(call, t, i // call.p.k_blocks, Range(0, call.p.q_blocks), Range(block, block + 1),
+    """A block of keys against all rows; the first ones first: causal ones are longest."""
+    cdef Py_ssize_t head = i // call.p.k_blocks, block = i % call.p.k_blocks
+    if has_few_tasks(call, call.p.k_blocks):
+        head, block = i % call.heads, i // call.heads
+    call.kernels.gradients(call, t, head, Range(0, call.p.q_blocks), Range(block, block + 1),
                            wanted_of_keys(call.gradients))
 
 

@@ -16,6 +16,14 @@ cdef extern from "call/process.h" nogil:
     char* scratch_memory(size_t bytes, char* local, size_t size)
     void free_scratch(char* memory, const char* local, size_t size)
     int granted
+    ctypedef struct Trace:
+        int threads
+        Py_ssize_t room, n
+        double phase
+        double (*records)[2]
+    Trace tracing "trace"
+    double thread_seconds()
+    void record(double began)
 
 cdef extern from "call/process.h":
     int raise_pending() except -1

@@ -46,7 +46,10 @@ cdef void pack_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
 
 cdef void attend_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
     """One query block against all its keys; a head's last block comes first, because causal ones are longest there."""
-    open_task(&call.p, t, call.first_head + i // call.p.q_blocks, call.p.q_blocks - 1 - i % call.p.q_blocks, 0)
+    cdef Py_ssize_t q_blocks = call.p.q_blocks, head = i // q_blocks, block = i % q_blocks
+    if has_few_tasks(call, q_blocks):
+        head, block = i % call.heads, i // call.heads
+    open_task(&call.p, t, call.first_head + head, q_blocks - 1 - block, 0)
     call.kernels.attend(call, t)
 
 

@@ -18,7 +18,7 @@ cdef int start(Call* call, Phase divide_call, Phase compute_call, int threads, b
     if call.p.rows * call.p.batches * call.p.kv_heads == 0:
         return 0
     taken = enter_threads(threads if shared else 1, explicit)
-    call.p.n_threads = taken
+    call.p.n_threads = tracing.threads if shared and tracing.threads else taken
     try:
         divide_call(call)
         call.memory = scratch_memory(call.bytes, local, LOCAL_BYTES)
@@ -44,13 +44,28 @@ cdef int start(Call* call, Phase divide_call, Phase compute_call, int threads, b
 cdef void run(Call* call, Step step, Py_ssize_t n, Py_ssize_t together=1) noexcept nogil:
     """Give tasks 0 .. n in order, `together` at a time, to free threads. Tasks write disjoint memory: no lock."""
     cdef Py_ssize_t i, shares = ceil_div(n, together)
-    cdef int threads = possible_threads(<int> ix_min(call.p.n_threads, shares))
+    cdef int threads
+    if tracing.threads:
+        run_traced(call, step, n, together)
+        return
+    threads = possible_threads(<int> ix_min(call.p.n_threads, shares))
     if threads == 1:                # a parallel region of one thread would cost a microsecond
         for i in range(shares):
             run_tasks(call, step, i * together, ix_min(n, (i + 1) * together), 0)
         return
     for i in prange(shares, schedule="dynamic", chunksize=1, num_threads=threads):
         run_tasks(call, step, i * together, ix_min(n, (i + 1) * together), threadid())
+
+
+cdef void run_traced(Call* call, Step step, Py_ssize_t n, Py_ssize_t together) noexcept nogil:
+    """run() on one thread, which records the time of each share (Trace of call/process.h)."""
+    cdef Py_ssize_t i
+    cdef double began
+    tracing.phase += 1
+    for i in range(ceil_div(n, together)):
+        began = thread_seconds()
+        run_tasks(call, step, i * together, ix_min(n, (i + 1) * together), 0)
+        record(began)
 
 
 cdef void run_tasks(Call* call, Step step, Py_ssize_t first, Py_ssize_t stop, int thread) noexcept nogil:

@@ -9,11 +9,15 @@ cdef enum:
     # on Zen 5): a softmax of (64, 64, 128) along axis 1 takes 69 microseconds instead of 164.
     SCRATCH_GAP = 64 * 1024
     SHARED_BYTES = 16 * 1024 * 1024  # keys and values of a round; above 32 MB the C library maps new pages each call
+    # At least this for each thread: all wait for the longest task of a round. With 128 threads one round of 8 heads
+    # takes 0.5 of the time of 8 rounds (f32 1,8,8192,8192,128 causal; benchmarks/many_cores.py).
+    THREAD_BYTES = 1280 * 1024
     STATE_BYTES = 16 * 1024 * 1024
     # FLOP from which threads share a call. Microseconds on one thread and on two of an awake pool: 0.66 M 8.1 and 7.0,
     # 2.4 M 16.3 and 11.3, 4.7 M 29.5 and 18.2. The border is above the break-even, because a sleeping pool wakes first.
     MIN_PARALLEL_WORK = 2000000
     TASK_WORK = 4000000              # FLOP of a task of several small heads: 15 microseconds
+    FEW_TASKS = 16                   # of a thread
     ROW_STATE = 64                   # bytes per row of a task beside query and sums
 
 
@@ -48,7 +52,7 @@ cdef void divide(Call* call) noexcept nogil:
     """Set block sizes, and lay out the scratch and count its bytes."""
     cdef Params* p = &call.p
     cdef const Format* f = call.format
-    cdef Py_ssize_t heads = p.batches * p.kv_heads, per_head, kept_rows = 0
+    cdef Py_ssize_t heads = p.batches * p.kv_heads, per_head, kept_rows = 0, round_bytes
     cdef Task unused
     set_strides(call)
     p.block_k = keys_of_block(p, f, p.unfused)
@@ -81,8 +85,9 @@ cdef void divide(Call* call) noexcept nogil:
 
     per_head = p.k_blocks * p.pack_bytes
     call.heads = heads
-    if p.shared and per_head * heads > SHARED_BYTES:            # in rounds of the same number of heads
-        call.heads = ceil_div(heads, ceil_div(heads, ix_max(1, SHARED_BYTES // per_head)))
+    round_bytes = ix_max(SHARED_BYTES, p.n_threads * THREAD_BYTES)
+    if p.shared and per_head * heads > round_bytes:             # in rounds of the same number of heads
+        call.heads = ceil_div(heads, ceil_div(heads, ix_max(1, round_bytes // per_head)))
     balance_blocks(call)
     if p.kept_scores and p.k_blocks > 1:
         p.kept_scores = ceil_div(p.block_q, p.group_rows) * p.k_blocks
@@ -112,6 +117,15 @@ cdef bint worth_threads(const Params* p) noexcept nogil:
     """Whether the products are worth several threads; packing the keys counts as eight more rows."""
     cdef double work = 2.0 * (p.head_dim + p.value_dim) * p.kv_len * (p.rows + 8) * p.batches * p.kv_heads
     return work >= MIN_PARALLEL_WORK
+
+
+cdef bint has_few_tasks(const Call* call, Py_ssize_t blocks) noexcept nogil:
+    """Whether the threads have so few tasks, `blocks` a head, that the longest of all heads come first.
+
+    Then all threads end together: 32 take 0.90 of the time (f32 1,32/8,2048,2048,128 causal), its gradients 0.76. With
+    more tasks those of a head stay together, which keeps its keys in cache.
+    """
+    return call.heads * blocks < FEW_TASKS * call.p.n_threads
 
 
 cdef Py_ssize_t heads_of_task(const Params* p) noexcept nogil:

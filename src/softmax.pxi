@@ -84,7 +84,7 @@ cdef int start_rows(RowCall* call, int threads, bint explicit) except -1:
         return 0
     taken = enter_threads(at_most(&call.op, threads) if shared else 1, explicit)
     try:
-        divide_rows(call, taken)
+        divide_rows(call, at_most(&call.op, tracing.threads) if shared and tracing.threads else taken)
         call.scratch = <char*> aligned_memory(call.scratch_bytes * taken)
         if call.scratch == NULL:
             raise MemoryError("attnc: no memory for the softmax buffers")
@@ -105,7 +105,15 @@ cdef int start_rows(RowCall* call, int threads, bint explicit) except -1:
 
 cdef void run_rows(RowCall* call, int threads) noexcept nogil:
     cdef Py_ssize_t i, n = ceil_div(call.pieces, call.of_a_task)
+    cdef double began
     call.next_poll = seconds() + POLL_SECONDS
+    if tracing.threads:
+        tracing.phase += 1
+        for i in range(n):
+            began = thread_seconds()
+            rows_step(call, i, 0)
+            record(began)
+        return
     threads = possible_threads(<int> ix_min(threads, n))
     if threads == 1:                    # see run()
         for i in range(n):

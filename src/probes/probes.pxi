@@ -140,6 +140,26 @@ def convert(source, target, int dtype, bint widen):
         PyBuffer_Release(&x)
 
 
+cdef object traced = None           # holds the records
+
+
+def trace(int threads, records=None):
+    """Benchmark hook: cut calls for so many threads, run them on one, and write (phase, processor time) of each share of tasks
+    into `records`, a float64 array of shape (n, 2); with 0 no more. Returns how many shares there were since the last.
+    """
+    cdef Py_buffer view
+    cdef Py_ssize_t n = tracing.n
+    global traced
+    memset(&tracing, 0, sizeof(Trace))
+    traced = records
+    if records is not None:
+        PyObject_GetBuffer(records, &view, PyBUF_WRITABLE)
+        tracing.records, tracing.room = <double (*)[2]> view.buf, view.len // 16
+        PyBuffer_Release(&view)
+    tracing.threads = threads
+    return n
+
+
 def refuse_memory(int granted_before):
     """Test hook: let this many allocations succeed and fail the next one; -1: none. Returns whether one was due."""
     cdef bint waiting = granted >= 0
