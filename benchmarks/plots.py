@@ -2,6 +2,8 @@
 
     python -m attnc bench --set lengths --json benchmarks/results/lengths
     python benchmarks/plots.py
+
+many_cores.png is the share of the ideal that benchmarks/many_cores.py predicts.
 """
 
 import json
@@ -12,6 +14,9 @@ ROOT = Path(__file__).resolve().parent
 COLOURS = {"attnc": "tab:red", "numpy": "tab:blue", "torch": "tab:orange", "onnxruntime": "tab:green",
            "onnxruntime-mha": "tab:olive", "openvino": "tab:purple", "jax": "tab:brown", "scipy": "tab:gray"}
 RESULTS = ROOT / "results" / "lengths"
+CORES = ROOT / "results" / "many_cores.json"
+CORES_SHOWN = ("f32 1,8,8192,8192,128 causal", "f32 1,32/8,2048,2048,128 causal", "f32 1,16,2048,2048,64",
+               "f32 1,12,512,512,64", "f32 1,32/8,1,8192,128", "f32 1,32/8,2048,2048,128 causal backward")
 PANELS = (      # limit, axis of the length, rate of a case per second, unit, title
     ("fma", "tokens", "flops", "GFLOP/s", "Attention, 8 heads of 64, float32"),
     ("read", "keys in the cache", "bytes", "GB/s", "One new token, 32 heads on 8 of 128, float32"),
@@ -63,7 +68,31 @@ def draw_machine(result: dict, figure, drawn: dict) -> None:
     figure.suptitle(f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads", fontsize=9, color="0.35")
 
 
+def draw_cores(result: dict, path: Path) -> None:
+    """The share of the ideal over the threads, of chosen cases."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for case in result["cases"]:
+        if case["name"] in CORES_SHOWN:
+            threads = sorted(map(int, case["threads"]))
+            label = f"{case['name']} ({case['gflop']:.3g} GFLOP)"
+            axes.plot(threads, [100 * case["threads"][str(n)]["share"] for n in threads], marker="o", markersize=4,
+                      label=label)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="threads", ylabel="% of the ideal", ylim=(0, 105), title="Predicted from the tasks of the plan")
+    axes.set_xticks(threads, [str(n) for n in threads])
+    axes.axhline(85, color="0.35", linestyle="--", linewidth=1)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
 def main() -> int:
+    draw_cores(json.loads(CORES.read_text(encoding="utf-8")), ROOT / "plots" / "many_cores.png")
     draw([json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob("*.json"))],
          ROOT / "plots" / "lengths.png")
     return 0

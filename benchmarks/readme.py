@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+from many_cores import table as many_cores_table
+from many_cores import validation
 from measure.weights import table as statistics_table
 
 from attnc.bench import cases
@@ -13,8 +15,10 @@ from attnc.bench.report.tables import NOISY, fastest_other, share_range
 ROOT = Path(__file__).resolve().parent.parent
 README, SPEED_PAGE, PAGE = ROOT / "README.md", ROOT / "docs" / "speed.md", ROOT / "benchmarks" / "README.md"
 RESULTS = ROOT / "benchmarks" / "results" / "cases"       # a file for each make of processor
+CORES = ROOT / "benchmarks" / "results" / "many_cores.json"
 WEIGHTS = ROOT / "benchmarks" / "results" / "weights.json"
 SPEED = "<!-- speed: made by `make bench-readme` -->", "<!-- end of speed -->"
+MANY_CORES = "<!-- many cores: made by benchmarks/readme.py -->", "<!-- end of many cores -->"
 STATISTICS = "<!-- statistics: made by benchmarks/readme.py -->", "<!-- end of statistics -->"
 FRONT = {       # of the README: what a case is, in words
     "f32 1,32/8,2048,2048,128 causal": "float32, 2,048 tokens, 32 heads on 8 of 128, causal",
@@ -75,6 +79,11 @@ def weights(result: dict) -> str:
     return "\n\n".join([where(result), statistics_table(result)])
 
 
+def many_cores(result: dict) -> str:
+    """The table of what is predicted for many cores, and how the prediction was validated."""
+    return "\n\n".join([many_cores_table(result), validation(result)])
+
+
 def updated(text: str, section: str, markers: tuple = SPEED) -> str:
     """The text with the section between the markers."""
     begin, end = markers
@@ -88,6 +97,7 @@ def updated(text: str, section: str, markers: tuple = SPEED) -> str:
 def main() -> int:
     found = json.loads(WEIGHTS.read_text(encoding="utf-8"))
     text = updated(SPEED_PAGE.read_text(encoding="utf-8"), weights(found), STATISTICS)
+    text = updated(text, many_cores(json.loads(CORES.read_text(encoding="utf-8"))), MANY_CORES)
     SPEED_PAGE.write_text(text, encoding="utf-8")
     results = measurements(RESULTS)
     for result in results:

@@ -58,7 +58,7 @@ def high_water():       # of the memory of the process, in KB
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 def peak(run):
-    """What a function gives, and by how many MB the process grew at most beyond what it had taken before (Linux)."""
+    """What a function gives, and by how many megabytes the process grew at most meanwhile (on Linux)."""
     Path("/proc/self/clear_refs").write_text("5")
     before, result, after = high_water(), run(), high_water()
     return result, (after - before) / 1024

@@ -63,8 +63,7 @@ def times_and_weights(model, text, mel, frames):
 torch.manual_seed(0)        # random weights in the shape of Whisper's "tiny"
 tiny = whisper.model.Whisper(whisper.model.ModelDimensions(80, 1500, 384, 6, 4, 51864, 448, 384, 6, 4)).eval()
 torch.nn.init.normal_(tiny.decoder.positional_embedding)
-text = TOKENIZER.encode(" unbelievably, the quick brown fox jumps")
-print(times_and_weights(tiny, text, torch.randn(80, 3000), 3000)[0].tolist())
+times_and_weights(tiny, TOKENIZER.encode(" unbelievably, the quick brown fox jumps"), torch.randn(80, 3000), 3000)
 
 # %%
 # A model that has learned shows whether they are right. It hears four to six of eight words, in any order.

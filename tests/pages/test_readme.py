@@ -110,6 +110,19 @@ def test_the_table_of_statistics_is_the_committed_measurement():
     assert script.updated(SPEED, script.weights(result), script.STATISTICS) != SPEED
 
 
+def test_the_table_of_many_cores_is_the_committed_prediction():
+    script = benchmark_script()
+    result = json.loads(script.CORES.read_text(encoding="utf-8"))
+    assert {case["name"] for case in result["cases"]} == {case.name for case in script.cases.SETS["full"]}
+    assert script.updated(SPEED, script.many_cores(result), script.MANY_CORES) == SPEED, "readme.py writes it"
+    result["cases"][0]["threads"]["64"]["share"] /= 2
+    assert script.updated(SPEED, script.many_cores(result), script.MANY_CORES) != SPEED
+    found = [{"name": "a", "memory": False, "off": {"1": 0.01, "2": -0.04}},
+             {"name": "b", "memory": True, "off": {"1": 0.01, "2": -0.2}}]
+    text = script.many_cores(result | {"validation": found})
+    assert "1 of 2 cases are within 5 % on both." in text and "b (+1% on 1, -20% on 2)" in text
+
+
 def test_the_script_refuses_a_measurement_without_the_slow_cases(tmp_path, monkeypatch, capsys):
     script = benchmark_script()
     [result] = script.measurements(script.RESULTS)[:1]
