@@ -144,8 +144,10 @@ cdef object traced = None           # holds the records
 
 
 def trace(int threads, records=None):
-    """Benchmark hook: cut calls for so many threads, run them on one, and write (phase, processor time) of each share of tasks
-    into `records`, a float64 array of shape (n, 2); with 0 no more. Returns how many shares there were since the last.
+    """Benchmark hook: cut calls for so many threads, and run them on one.
+
+    It writes (phase, processor time) of each share of tasks into `records`, a float64 array of shape (n, 2); with 0
+    threads the hook ends. Returns how many shares there were since the last call.
     """
     cdef Py_buffer view
     cdef Py_ssize_t n = tracing.n
