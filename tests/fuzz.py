@@ -5,6 +5,7 @@
 A failure prints the seed that makes it happen again.
 """
 
+import contextlib
 import sys
 import warnings
 
@@ -144,9 +145,9 @@ def case(seed):
     options = r.options(NAMES, batch, heads, q_len, kv_len)
     over = {name: x for name, x in options.items() if name not in ("q_lengths", "kv_lengths", "sinks")}
     kind = r.one(["attention", "attention_scores", "attention_weights", "weighted_sum", "softmax", "log_softmax",
-                  "attention_backward", "softmax_backward", "log_softmax_backward", "attention_varlen", "merge_states",
+                  "attention_backward", "softmax_backward", "log_softmax_backward", *PACKED, "merge_states",
                   "AttentionState", "KVCache", "alibi_slopes", "align", "t5_relative_bias",
-                  "rollout", *["AttentionWeights"] * 6])
+                  "t5_relative_bias_backward", "rollout", *["AttentionWeights"] * 6])
     bad = r.chance(0.5)
     after = []      # calls of methods: name, arguments
     first = {"query": query, "key": key}
@@ -170,14 +171,8 @@ def case(seed):
             result = reference.attention(query, key, value, want="lse", **options)
         arguments = {"grad_output": result.output, **first, "value": value, "output": result.output, "lse": result.lse,
                      **options, "want": r.one(["query", ("query", "key", "value"), "value"])}
-    elif kind == "attention_varlen":
-        tokens = [x.reshape(-1, *x.shape[-3:])[0].swapaxes(0, 1) if x.size else x[..., :0, :, :]
-                  for x in (query, key, value)]
-        n = int(r.random.integers(1, 4))
-        bounds = [np.sort(np.r_[0, r.random.integers(0, m + 1, n - 1), m]) for m in (q_len, kv_len)]
-        arguments = {"query": tokens[0], "key": tokens[1], "value": tokens[2], "cu_seqlens_q": bounds[0],
-                     "cu_seqlens_k": bounds[1], "want": r.one([(), "lse"]),
-                     **{name: x for name, x in over.items() if name in ("causal", "window", "scale", "softcap")}}
+    elif kind in PACKED:
+        arguments = packed(r, kind, (query, key, value), q_len, kv_len, over)
     elif kind == "merge_states":
         states = [(value + i, value[..., 0] if value.shape[-1] else np.zeros(value.shape[:-1])) for i in range(2)]
         arguments = {"states": states, "layout": "bhnd"}
@@ -224,6 +219,10 @@ def case(seed):
         after.append((name, arguments_of))
     elif kind == "alibi_slopes":
         arguments = {"heads": int(r.random.integers(0, 40))}
+    elif kind == "t5_relative_bias_backward":
+        grad = inputs(r.random, (), 1, 1, heads, 1, max(q_len + kv_len - 1, 0))[0][0]
+        arguments = {"grad_output": r.memory(grad), "buckets": 8, "q_len": q_len, "kv_len": kv_len,
+                     "max_distance": r.one([5, 20]), "bidirectional": r.one([True, False])}
     elif kind == "t5_relative_bias":
         arguments = {"table": r.memory(inputs(r.random, (), 1, 1, 8, 1, heads)[0][0]), "q_len": q_len, "kv_len": kv_len,
                      "max_distance": r.one([5, 20]), "bidirectional": r.one([True, False])}
@@ -251,10 +250,13 @@ def case(seed):
         found = dict(arguments)
         if kind == "rollout" and isinstance(found["layers"], list):
             found["layers"] = [module.AttentionWeights(*x) if isinstance(x, tuple) else x for x in found["layers"]]
-        elif kind not in ("rollout", "KVCache", "alibi_slopes", "align", "t5_relative_bias", "merge_states"):
+        elif kind not in ("rollout", "KVCache", "alibi_slopes", "align", "t5_relative_bias",
+                      "t5_relative_bias_backward", "merge_states"):
             found["num_threads"] = threads
         target = WholeState if kind == "AttentionState" and module is reference else getattr(module, kind)
         result = target(**found)
+        if kind == "attention_weights_varlen":
+            return [W.dense() for W in result]
         for name, more in after:
             more = dict(more)
             places = more.pop("*", ())
@@ -269,6 +271,36 @@ def case(seed):
 
     name = "spoilt AttentionState" if bad and kind == "AttentionState" else kind
     return name, call, [arguments, *[more for _, more in after]]
+
+
+PACKED = ("attention_varlen", "attention_varlen_backward", "attention_weights_varlen")
+
+
+def packed(r, kind, arrays, q_len, kv_len, options):
+    """Arguments over packed tokens."""
+    tokens = [x.reshape(-1, *x.shape[-3:])[0].swapaxes(0, 1) if x.size else x[..., :0, :, :] for x in arrays]
+    n = int(r.random.integers(1, 4))
+    bounds = [np.sort(np.r_[0, r.random.integers(0, m + 1, n - 1), m]) for m in (q_len, kv_len)]
+    found = {name: x for name, x in options.items() if name in ("causal", "window", "scale", "softcap")}
+    if r.chance(0.3):
+        found["key_mask"] = r.random.random(kv_len) < 0.7
+    if r.chance(0.3):
+        found["bias"] = [None if r.chance(0.2) else r.random.standard_normal((rows, keys), np.float32)
+                         for rows, keys in zip(*map(np.diff, bounds), strict=True)]
+    first = dict(zip(("query", "key", "value"), tokens, strict=True))
+    where = {"cu_seqlens_q": bounds[0], "cu_seqlens_k": bounds[1]}
+    if kind == "attention_varlen":
+        return {**first, **where, **found, "want": r.one([(), "lse", ("weights", "argmax")])}
+    if kind == "attention_weights_varlen":
+        del first["value"]
+        return {**first, **where, **found}
+    rows = (*tokens[0].shape[:-1], tokens[2].shape[-1])
+    lse = np.zeros(rows[-2::-1], np.float32)
+    with np.errstate(all="ignore"), contextlib.suppress(*CLEAN):        # tokens without elements have other axes
+        lse = reference.attention_varlen(*tokens, *bounds, want="lse", **found).lse
+    grad = r.random.standard_normal(rows)
+    return {"grad_output": grad, **first, "output": grad, "lse": lse, **where, **found,
+            "want": r.one(["query", ("query", "key", "value"), "bias"])}
 
 
 def method_arguments(r, kinds, batch, heads, q_len, kv_len, dtype):
