@@ -72,6 +72,16 @@ def test_layers_by_a_part_of_their_names(x):
         "model.block1.self", "model.block1.cross", "model.block11.cross"]
 
 
+def test_layers_by_each_name_of_a_shared_module(x):
+    model = nn.ModuleDict({"first": Attention(), "last": Attention()})
+    model["again"] = nn.ModuleDict({"inner": model["first"]})
+    for layers in "again.inner", "again", ("first", 0):
+        with capture(model, "entropy", layers=layers) as records:
+            model["again"]["inner"](x)
+            model["last"](x)
+        assert places(records) == [("first", 0, 0)]
+
+
 def test_heads_of_layers_that_are_not_chosen_do_no_harm(x):
     model = Twice()
     with capture(model, "entropy", layers=[2], heads={"shared": [0], "head": [1]}) as records:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,31 +26,35 @@ What: TypeAlias = "str | Function | Sequence[str | Function] | Mapping[str, Func
 
 
 class Place:
-    """A requested layer: index of a call, name of a module, or name and call."""
+    """A requested layer: index of a call, name of a module, or name and call.
 
-    def __init__(self, argument: str, given: Any, names: Collection[str]):
+    `names` has the name in records for each name of a module: a module may be an attribute of several.
+    """
+
+    def __init__(self, argument: str, given: Any, names: Mapping[str, str]):
         self.given, self.met = given, False
         if isinstance(given, tuple) and (len(given) != 2 or not isinstance(given[0], str)):
             raise ValueError(f"{argument} has {given!r}; wanted an index, a name or (name, call)")
         name, self.number = given if isinstance(given, tuple) else (given, None)
+        self.layers: frozenset[str] | None = None       # None: of all, by index
         if isinstance(name, str):
-            self.name: str | None = name
-            self.whole = name in names
-            if not any(self._is(x) for x in names):
+            self.layers = frozenset(names[x] for x in names if self._is(name, x, name in names))
+            if not self.layers:
                 raise ValueError(f"{argument} has {name!r}; no module of the model has that in its name")
         else:
-            self.name, self.number = None, _index(argument, name, "an index, a name or (name, call)")
+            self.number = _index(argument, name, "an index, a name or (name, call)")
         if self.number is not None and _index(argument, self.number, "the number of a call") < 0:
             raise ValueError(f"{argument} has {given!r}; wanted the number of a call, counted from 0")
 
-    def _is(self, name: str) -> bool:
-        """Whether `name` is that of the module or of one within it; or, if no module has it, contains its parts."""
-        if self.whole:
-            return name == self.name or self.name == "" or name.startswith(f"{self.name}.")
-        return f".{self.name}." in f".{name}."
+    @staticmethod
+    def _is(wanted: str, name: str, whole: bool) -> bool:
+        """Whether a name is that of the module or of one within it; or, if no module has it, contains its parts."""
+        if whole:
+            return wanted in ("", name) or name.startswith(f"{wanted}.")
+        return f".{wanted}." in f".{name}."
 
     def meets(self, layer: str, call: int, index: int) -> bool:
-        found = index == self.number if self.name is None else self._is(layer) and self.number in (None, call)
+        found = index == self.number if self.layers is None else layer in self.layers and self.number in (None, call)
         self.met |= found
         return found
 

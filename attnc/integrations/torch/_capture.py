@@ -108,7 +108,7 @@ class _Collector(_calls.Watcher):
         self.same_heads = None if heads is None or self.heads is not None else head_list(heads)
         if layers is None and self.heads is not None:
             layers = list(self.heads)
-        names = self.names.values()
+        names = {name: self.names[id(x)] for name, x in model.named_modules(remove_duplicate=False)}
         self.of_heads = [(Place("heads", x, names), head_list(chosen)) for x, chosen in (self.heads or {}).items()]
         self.layers = None if layers is None else [Place("layers", x, names) for x in layer_list(layers)]
         self.count, self._order = 0, _Order()
