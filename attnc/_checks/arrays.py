@@ -112,5 +112,6 @@ def check_fits(name: str, shape: Shape, target: Shape, axes: str, exact: int = 0
         wanted = target[missing + i]
         fits = fits and (shape[i] == wanted or (shape[i] == 1 and i < len(shape) - exact))
     if not fits:
-        or_less = ", or a shape that broadcasts to it" if exact < len(target) else ""
+        ends = f" and ends with {target[len(target) - exact:]}" if exact else ""
+        or_less = f", or a shape that broadcasts to it{ends}" if exact < len(target) else ""
         raise ValueError(f"{name} has shape {shape}; wanted {axes} = {target}{or_less}")

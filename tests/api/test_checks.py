@@ -403,3 +403,13 @@ def test_options_are_passed_on_in_the_order_of_the_checks():
         for function in (module.attention, module.attention_scores, module.attention_weights, module.AttentionWeights,
                          module.attention_backward):
             assert set(OPTIONS) <= set(inspect.signature(function).parameters)
+
+
+@pytest.mark.parametrize("options, ends", [
+    ({"relative_bias": np.zeros((4, 1))}, r"\(17,\)"), ({"key_mask": np.ones((2, 1), bool)}, r"\(9,\)"),
+    ({"block_mask": (np.ones(3, bool), 9, 3)}, r"\(1, 3\)"), ({"mask": np.ones((4, 2, 9), bool)}, None)])
+def test_a_shape_that_may_not_broadcast_in_its_last_axes_says_so(options, ends):
+    x = np.zeros((2, 4, 9, 8))
+    words = rf"to it and ends with {ends}$" if ends else "to it$"
+    with pytest.raises(ValueError, match=rf" has shape .*or a shape that broadcasts {words}"):
+        attnc.attention(x, x, x, **options)
