@@ -167,6 +167,14 @@ def add_see_also(app, what, name, obj, options, lines):
         lines += ["", "See Also", "--------", *SEE_ALSO[page]]
 
 
+def public_name(app, env, node, contnode):
+    """The page of a name that a docstring gives without `attnc.`, from another module of it."""
+    if node.get("refdomain") == "py":
+        domain, name = env.get_domain("py"), f"attnc.{node['reftarget']}"
+        return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", name, node, contnode)
+    return None
+
+
 def draw_figures(app):
     """The figures of the pages on how it works, which are not committed."""
     spec = spec_from_file_location("drawings", HERE / "how" / "drawings.py")
@@ -179,3 +187,4 @@ def setup(app):
     app.connect("autodoc-skip-member", is_foreign)
     app.connect("autodoc-process-docstring", add_see_also, priority=400)
     app.connect("builder-inited", draw_figures)
+    app.connect("missing-reference", public_name)
