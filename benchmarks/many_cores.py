@@ -50,7 +50,7 @@ class Machine:
     interleaved: bool = False       # over both sockets, as by `numactl --interleave=all`; else on that of the caller
 
     def bandwidth(self, threads: int) -> float:
-        """Bytes/s of so many threads, which fill one socket before they use the other."""
+        """Bytes/s of a number of threads, which fill one socket before they use the other."""
         if threads <= SOCKET_CORES or not self.interleaved:
             return min(threads * self.one, SOCKET_BANDWIDTH)
         return min(threads * self.one, 2 * min(SOCKET_BANDWIDTH, 2 * LINK_BANDWIDTH))
@@ -86,7 +86,7 @@ def clock_seconds() -> float:
 
 
 def traced(call: Callable[[], object], threads: int, case: cases.BenchCase) -> Trace:
-    """The tasks of a call cut for so many threads, each the fastest of a few runs, in processor time."""
+    """The tasks of a call cut for `threads` threads, each the fastest of a few runs, in processor time."""
     records, best, serial, clock = np.empty((SHARES, 2)), None, np.inf, clock_seconds()
     began = time.perf_counter()
     try:
@@ -112,7 +112,7 @@ def traced(call: Callable[[], object], threads: int, case: cases.BenchCase) -> T
 
 
 def makespan(trace: Trace, threads: int, slower: float = 1.0) -> float:
-    """Seconds of the call on so many threads, each of which takes `slower` times as long for a task as one alone."""
+    """Seconds of the call on `threads` threads, each of which takes `slower` times as long for a task as one alone."""
     total = trace.serial
     for loop in trace.loops:
         taken = min(threads, len(loop))
@@ -140,7 +140,7 @@ def traffic(case: cases.BenchCase) -> float:
 
 
 def crowding(bytes_moved: float, alone: float, threads: int, bandwidth: float) -> float:
-    """How many times as long a task takes when so many threads ask for what one alone moves in `alone` seconds."""
+    """How many times as long a task takes when several threads ask for what one alone moves in `alone` seconds."""
     return max(1.0, threads * bytes_moved / alone / bandwidth)
 
 
@@ -172,7 +172,7 @@ def simulate(chosen: tuple[cases.BenchCase, ...]) -> Iterator[dict]:
 
 
 def validate(chosen: tuple[cases.BenchCase, ...], seconds: float) -> list[dict]:
-    """The makespan on 1 and 2 threads as predicted, and the fastest of the calls made in so many seconds."""
+    """The makespan on 1 and 2 threads as predicted, and the fastest of the calls made in `seconds`."""
     memory, found = np.ones(1 << 25), []
     peak, bandwidth = ({n: max(probe(n) for _ in range(PROBES)) for n in (1, 2)} for probe in (
         lambda n: kernels.fma_peak("float32", n), lambda n: kernels.read_bandwidth(memory, n)))

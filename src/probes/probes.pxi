@@ -144,7 +144,7 @@ cdef object traced = None           # holds the records
 
 
 def trace(int threads, records=None):
-    """Benchmark hook: cut calls for so many threads, and run them on one.
+    """Benchmark hook: cut calls for a number of threads, and run them on one.
 
     It writes (phase, processor time) of each share of tasks into `records`, a float64 array of shape (n, 2); with 0
     threads the hook ends. Returns how many shares there were since the last call.
