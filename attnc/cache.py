@@ -283,7 +283,7 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
         >>> cache = KVCache(1, 1, 2, capacity=8, dtype=np.int8)
         >>> cache.append(np.ones((1, 1, 4, 2)), np.ones((1, 1, 4, 2)))
         >>> cache.weights(np.ones((1, 2, 3, 2)), causal=True).key_mass(heads="group")
-        array([[[2.1666..., 2.1666..., 1.1666..., 0.5       ]]])
+        array([[[2.16666667, 2.16666667, 1.16666667, 0.5       ]]])
         """
         if unknown:
             unexpected(KVCache.weights, unknown)
