@@ -169,7 +169,7 @@ def integers(name: str, x: object, low: int = -2**63, high: int = 2**63 - 1) -> 
         raise TypeError(f"{name} must be an integer or an array of integers, got {came}")
     if x.size and not (low <= int(x.min()) and int(x.max()) <= high):
         raise ValueError(f"{name} must be from {low} to {high}, got values from {x.min()} to {x.max()}")
-    return x.astype(INT64, copy=False)
+    return np.require(x, INT64, "A")         # aligned: the kernels read whole integers
 
 
 def _logits(name: str, x: object, a: Args) -> np.ndarray:

@@ -27,7 +27,8 @@ def read(path: str | os.PathLike[str]) -> tuple[Source, list[Any] | None, list[A
     path : str or path-like
         An .npz file. It holds either ``weights`` (..., q_len, kv_len), and perhaps ``mask``; or ``query`` and ``key``,
         and any option of `attnc.AttentionWeights` under its name: ``causal``, ``scale``, ``sinks``, ...; ``window`` is
-        an array of two integers, where -1 stands for None. ``tokens`` and ``key_tokens`` name the positions. Other
+        an array of two integers, where -1 stands for None; ``block_mask`` is the mask, and ``block_sizes`` the rows and
+        keys of a block. ``tokens`` and ``key_tokens`` name the positions. Other
         arrays are left alone.
 
     Returns
@@ -51,7 +52,11 @@ def read(path: str | os.PathLike[str]) -> tuple[Source, list[Any] | None, list[A
     tokens, key_tokens = (_words(name, arrays.pop(name, None)) for name in ("tokens", "key_tokens"))
     if "weights" in arrays:
         return load(arrays["weights"], arrays.get("mask")), tokens, key_tokens
-    weights = AttentionWeights(**{name: _option(name, array) for name, array in arrays.items()})
+    sizes = arrays.pop("block_sizes", np.empty(0))
+    options = {name: _option(name, array) for name, array in arrays.items()}
+    if "block_mask" in options:
+        options["block_mask"] = options["block_mask"], *sizes.ravel().tolist()
+    weights = AttentionWeights(**options)
     if 8 * math.prod(weights.shape[:-1]) > _max_bytes(path):
         raise ValueError(f"{_shown(path)} has weights of shape {weights.shape}: more rows than are read from a file of "
                          "its size")
@@ -64,7 +69,7 @@ def _arrays(path: str | os.PathLike[str], archive: zipfile.ZipFile) -> dict[str,
     if "weights" in members:
         wanted: tuple[str, ...] = ("weights", "mask", "tokens", "key_tokens")
     elif {"query", "key"} <= members.keys():
-        wanted = (*inspect.signature(AttentionWeights).parameters, "tokens", "key_tokens")
+        wanted = (*inspect.signature(AttentionWeights).parameters, "block_sizes", "tokens", "key_tokens")
     else:
         names = [shorten(visible(name), 40) for name in sorted(members)[:NAMES]]
         more = f" and {len(members) - NAMES:,} more" * (len(members) > NAMES)
