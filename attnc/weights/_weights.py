@@ -297,7 +297,10 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
         where = {name: getattr(a, name) for name in _WHERE}
         if a.relative_bias is not None:     # its first column and first row hold every distance
             where["relative_bias"] = np.concatenate([a.relative_bias[..., ::-1, 0], a.relative_bias[..., 0, 1:]], -1)
-        return AttentionWeights(query, key, **where)
+        del where["block_mask"]             # its first block may begin before row 0 and key 0
+        even = AttentionWeights(query, key, **where)
+        even._a.block_mask, even._a.block_sizes = a.block_mask, a.block_sizes
+        return even
 
 
 def _read_only(x: Array) -> Array:
