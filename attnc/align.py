@@ -58,7 +58,7 @@ def align(matrix: ArrayLike, *, medfilt: int | None = 7) -> tuple[Integers, Inte
     line, window, sums, moves = np.empty(m), np.empty(width), np.empty(m), np.empty((n, m), np.uint8)
     step = max(1, BLOCK // (m * width))
     for start in range(0, n, step):
-        block = np.require(given[start:start + step], np.float64, "CA")
+        block = np.require(given[start:start + step], np.float64, ["C", "A"])
         _cpu.align_rows(block, line, window, sums, moves[start:start + step], start == 0)
     if not np.isfinite(sums[-1]):
         raise ValueError("matrix has no path without -inf; wanted at least one")
