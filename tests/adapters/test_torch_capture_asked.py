@@ -6,7 +6,6 @@ import weakref
 
 import numpy as np
 import pytest
-import torch
 
 pytestmark = pytest.mark.peers
 torch = pytest.importorskip("torch")
