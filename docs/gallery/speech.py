@@ -99,7 +99,7 @@ for _ in range(500):
 model.decoder.token_embedding = full
 found = [times_and_weights(model, words, mel, FRAMES) for (words, *_), mel in zip(said[224:], mels[224:], strict=True)]
 errors = [np.abs(times - when) for (times, _), (_, when, _) in zip(found, said[224:], strict=True)]
-assert np.median(np.concatenate(errors)) < 0.1
+assert np.median(np.concatenate(errors)) < 0.15
 print("32 new sentences: median error of starts and ends", np.median(np.concatenate(errors), 0).round(3), "seconds")
 
 # %%
