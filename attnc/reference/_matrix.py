@@ -104,7 +104,8 @@ class Matrix:
             yield part, dense[..., part, :]
 
     def reduce(
-            self, function: Callable[[Folded, Array, Index], Folded], initial: Folded = None,  # type: ignore[assignment]
+            self, function: Callable[[Folded, Array, Index], Folded],
+            initial: Folded = None,  # type: ignore[assignment]
             *, rows: int = 256, keys: int = 4096,
             progress: Progress = None) -> Folded:
         checks.check_progress(progress)

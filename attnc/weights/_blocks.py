@@ -63,7 +63,8 @@ class Blocks(Lazy):
             yield some, self[..., some, :]
 
     def reduce(
-            self, function: Callable[[Folded, Array, Index], Folded], initial: Folded = None,  # type: ignore[assignment]
+            self, function: Callable[[Folded, Array, Index], Folded],
+            initial: Folded = None,  # type: ignore[assignment]
             *, rows: int = 256, keys: int = 4096, progress: Progress = None) -> Folded:
         """Fold a function over tiles of the weights: ``state = function(state, tile, index)``.
 
