@@ -82,6 +82,11 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
         unexpected(attention_backward, unknown)
     b = backward_args(grad_output, query, key, value, output, lse, *options_of(locals()), want=want, grad_lse=grad_lse,
                       num_threads=num_threads)
+    return gradients(b)
+
+
+def gradients(b: BackwardArgs) -> AttentionGradients:
+    """`attention_backward` of checked arguments."""
     a = b.args
     delta = np.empty(a.lse_shape, a.acc)
     found = {name: _empty(b, name) for name in b.want if name in ("query", "key", "value")}

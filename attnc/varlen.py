@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Never, Unpack, cast, overload
+from typing import Any, Never, Unpack, overload
 
 import numpy as np
 
 from . import _call, _isa
-from ._checks import VarlenArgs, check_varlen_names, varlen_args, varlen_backward_args
+from ._checks import Args, VarlenArgs, check_varlen_names, varlen_args, varlen_backward_args
 from ._checks.arrays import float_array
 from ._checks.spellings import hides_unknown, unexpected
-from ._checks.varlen import OF_TOKENS, RAGGED
+from ._checks.varlen import RAGGED
 from ._types import Array, ArrayLike, Gradient, Ragged, VarlenOptions, Wanted, Window
-from .attention import attention
-from .backward import attention_backward
+from .attention import attend
+from .backward import gradients
 from .results import AttentionGradients, AttentionResult
 from .weights import AttentionWeights
 
@@ -101,29 +101,28 @@ def attention_varlen(
     """
     if unknown:
         unexpected(attention_varlen, unknown)
-    v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, mask=mask, key_mask=key_mask, bias=bias,
-                    relative_bias=relative_bias, causal=causal, window=window, q_offset=q_offset,
+    v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, shared=True, mask=mask, key_mask=key_mask,
+                    bias=bias, relative_bias=relative_bias, causal=causal, window=window, q_offset=q_offset,
                     k_positions=k_positions, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
                     q_segments=q_segments, k_segments=k_segments, want=want, out=out, num_threads=num_threads)
     output = np.empty(v.args.out_shape, v.args.dtype) if out is None else out
-    if v.own.keys() & {*RAGGED, *OF_TOKENS} or set(v.args.want) - {"lse"}:
-        return _one_by_one(v, query, key, value, output)
+    if v.each is not None:
+        return _one_by_one(v, v.each, output)
     lse = np.empty(v.args.lse_shape, v.args.acc) if v.args.want else None
     for sequences in alike(v):
         _run(v, sequences, output.swapaxes(0, 1), lse)
     return output if lse is None else AttentionResult(output, lse=lse)
 
 
-def _one_by_one(v: VarlenArgs, query: ArrayLike, key: ArrayLike, value: ArrayLike,
-                output: np.ndarray) -> Array | AttentionResult:
+def _one_by_one(v: VarlenArgs, each: list[Args], output: np.ndarray) -> Array | AttentionResult:
     """A call for each sequence."""
-    a, wanted = v.args, cast(Any, v.args.want)
-    query, key, value = map(np.asarray, (query, key, value))
+    a = v.args
     found: dict[str, Any] = {name: [] if name in RAGGED_RESULTS else np.empty(
         a.lse_shape, np.int64 if name == "argmax" else a.acc) for name in a.want}
-    for i in range(len(v.q_lengths)):
-        rows, keys = v.rows(i), v.keys(i)
-        one = attention(query[rows], key[keys], value[keys], **v.options_of(i), want=wanted, out=output[rows])
+    for i, one_args in enumerate(each):
+        rows = v.rows(i)
+        one_args.out = output[rows]
+        one = attend(one_args)
         for name, whole in found.items():
             if name in RAGGED_RESULTS:
                 whole.append(getattr(one, name))
@@ -165,8 +164,7 @@ def attention_weights_varlen(
     """
     check_varlen_names(attention_weights_varlen, options)
     v = varlen_args(query, key, None, cu_seqlens_q, cu_seqlens_k, has_value=False, **options)
-    query, key = np.asarray(query), np.asarray(key)
-    return [AttentionWeights(query[v.rows(i)], key[v.keys(i)], **v.options_of(i)) for i in range(len(v.q_lengths))]
+    return [AttentionWeights._of(a, None) for a in v.each or ()]
 
 
 def attention_varlen_backward(
@@ -215,14 +213,7 @@ def attention_varlen_backward(
     grad_output = float_array("grad_output", grad_output)
     v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, **options)
     b = varlen_backward_args(v, grad_output, output, lse, grad_lse, want)
-    query, key, value = (float_array(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
-    parts = []
-    for i in range(len(v.q_lengths)):
-        rows, keys = v.rows(i), v.keys(i)
-        parts.append(attention_backward(
-            b.grad_output[rows], query[rows], key[keys], value[keys], b.output[rows], b.lse[:, rows],
-            **b.options_of(v, i)))
-    given = {"query": query, "key": key, "value": value}
+    parts = [gradients(one) for one in list(b.alone(v))]
     found: dict[str, Any] = {}
     for name in b.want:
         pieces: list[Any] = [getattr(part, name, None) for part in parts]
@@ -232,7 +223,7 @@ def attention_varlen_backward(
             with np.errstate(over="ignore"):        # float16 may not hold the sum
                 found[name] = sum(pieces, start=np.zeros(b.sinks.shape)).astype(b.sinks.dtype)
         else:
-            found[name] = np.concatenate([given[name][:0], *pieces])
+            found[name] = np.concatenate([v.tokens(name)[:0], *pieces])
     return AttentionGradients(**found)
 
 

@@ -45,6 +45,12 @@ def backward_args(
     sinks = named.pop("sinks")
     grad_output = float_array("grad_output", grad_output)
     a = attention_args(query, key, as_array("value", value), **named)
+    return gradient_args(a, grad_output, output, lse, sinks, grad_lse, want)
+
+
+def gradient_args(a: Args, grad_output: np.ndarray, output: object, lse: object, sinks: object, grad_lse: object,
+                  want: object) -> BackwardArgs:
+    """Check what the gradients need beside the arguments of the forward pass, which are checked, without sinks."""
     names = check_want(want, GRADIENTS)
     if not names:
         raise ValueError(f"want is empty; wanted at least one name out of {GRADIENTS}")

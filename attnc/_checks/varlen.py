@@ -1,6 +1,6 @@
 """Check the arguments over packed tokens: where each sequence starts and ends, and what belongs to it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +9,9 @@ import numpy as np
 from .._types import VarlenOptions
 from .arrays import as_array, check_fits, float_array
 from .attention import Args, attention_args
-from .backward import GRADIENTS
+from .backward import GRADIENTS, BackwardArgs, gradient_args
 from .options import bools, check_alibi_slopes, integers
+from .output import check_apart
 from .scalars import MAX_OFFSET, check_want
 from .spellings import unexpected
 
@@ -22,7 +23,8 @@ OF_TOKENS = {"key_mask": 1, "q_segments": 0, "k_segments": 1}   # options over p
 class VarlenArgs:
     """Arguments of the tokens as one sequence, and the first row and the length of each sequence (int64).
 
-    `options` are those of `attention` that all sequences share, `own` those that each has for itself.
+    `options` are those of `attention` that all sequences share, `own` those that each has for itself. `each` are the
+    arguments of every sequence alone, its tokens (length, heads, dim); None where the sequences share calls.
     """
 
     args: Args
@@ -32,6 +34,7 @@ class VarlenArgs:
     kv_lengths: np.ndarray
     options: dict[str, Any]
     own: dict[str, Any]
+    each: list[Args] | None
 
     def rows(self, i: int) -> slice:
         """The packed rows of sequence i."""
@@ -41,12 +44,26 @@ class VarlenArgs:
         """The packed keys of sequence i."""
         return slice(int(self.k_starts[i]), int(self.k_starts[i] + self.kv_lengths[i]))
 
-    def options_of(self, i: int) -> dict[str, Any]:
-        """The options of `attention` for sequence i alone, whose tokens are (length, heads, dim)."""
-        own = {name: x[i] for name, x in self.own.items() if name not in OF_TOKENS}
-        own |= {name: x[self.keys(i) if OF_TOKENS[name] else self.rows(i)] for name, x in self.own.items()
-                if name in OF_TOKENS}
-        return {**self.options, **own, "layout": "bnhd"}
+    def tokens(self, name: str) -> np.ndarray:
+        """Query, key or value as floats, (tokens, heads, dim)."""
+        x: np.ndarray = getattr(self.args, name).swapaxes(-2, -3)
+        return x
+
+    def alone(self) -> Iterator[Args]:
+        """Check the arguments of each sequence, and name it where an option does not fit it."""
+        a, query, key = self.args, self.tokens("query"), self.tokens("key")
+        value = None if a.value is None else self.tokens("value")
+        for i in range(len(self.q_lengths)):
+            rows, keys = self.rows(i), self.keys(i)
+            own = {name: x[i] if name not in OF_TOKENS else x[keys if OF_TOKENS[name] else rows]
+                   for name, x in self.own.items()}
+            try:
+                one = attention_args(query[rows], key[keys], None if value is None else value[keys], layout="bnhd",
+                                     **self.options, **own)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"sequence {i}: {error}") from None
+            one.want, one.num_threads = a.want, a.num_threads
+            yield one
 
 
 def check_varlen_names(function: Callable[..., Any], options: VarlenOptions) -> None:
@@ -58,9 +75,12 @@ def check_varlen_names(function: Callable[..., Any], options: VarlenOptions) -> 
 
 def varlen_args(
         query: object, key: object, value: object, cu_seqlens_q: object, cu_seqlens_k: object, *,
-        has_value: bool = True, alibi_slopes: object = None, q_offset: object = None, want: object = (),
-        out: object = None, num_threads: object = None, **options: Any) -> VarlenArgs:
-    """Check everything; slopes and offsets may have one row per sequence."""
+        has_value: bool = True, shared: bool = False, alibi_slopes: object = None, q_offset: object = None,
+        want: object = (), out: object = None, num_threads: object = None, **options: Any) -> VarlenArgs:
+    """Check everything; slopes and offsets may have one row per sequence.
+
+    With `shared`, sequences share calls where none has arrays of its own and no more than the lse is wanted.
+    """
     for name, x in (("query", query), ("key", key), ("value", value))[:3 if has_value else 2]:
         x = as_array(name, x)
         if x.ndim != 3:
@@ -95,21 +115,15 @@ def varlen_args(
             came = f"{len(x)}" if isinstance(x, list | tuple) else type(x).__name__
             raise (ValueError if isinstance(x, list | tuple) else TypeError)(
                 f"{name} must be a list of one array (or None) for each of the {count} sequences, got {came}")
-    v = VarlenArgs(a, q_starts, k_starts, q_lengths, kv_lengths, {**options, "num_threads": num_threads}, given)
-    _check_each(v, query, key)
+    v = VarlenArgs(a, q_starts, k_starts, q_lengths, kv_lengths, options, given, None)
+    if not shared or given.keys() & {*RAGGED, *OF_TOKENS} or set(a.want) - {"lse"}:
+        v.each = list(v.alone())
+    if a.out is not None:
+        check_apart(a.out, {"alibi_slopes": a.alibi_slopes, "q_offset": a.q_offset}
+                    | {name: given[name] for name in given.keys() & OF_TOKENS.keys()}
+                    | {f"{name} of sequence {i}": x for name in given.keys() & set(RAGGED)
+                       for i, x in enumerate(given[name])})
     return v
-
-
-def _check_each(v: VarlenArgs, query: object, key: object) -> None:
-    """Raise, naming the sequence, where an option does not fit it."""
-    if not v.own.keys() & {*RAGGED, *OF_TOKENS}:
-        return
-    query, key = as_array("query", query), as_array("key", key)
-    for i in range(len(v.q_lengths)):
-        try:
-            attention_args(query[v.rows(i)], key[v.keys(i)], None, **v.options_of(i))
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"sequence {i}: {error}") from None
 
 
 @dataclass(slots=True)
@@ -128,11 +142,14 @@ class VarlenBackwardArgs:
         """The gradients that sequence i has: no bias where it was given none."""
         return tuple(name for name in self.want if name not in self.own or self.own[name][i] is not None)
 
-    def options_of(self, v: VarlenArgs, i: int) -> dict[str, Any]:
-        """The options of `attention_backward` for sequence i; sinks in float64, in which their gradients are summed."""
-        sinks = {} if self.sinks is None else {"sinks": self.sinks.astype(np.float64)}
-        return v.options_of(i) | sinks | {
-            "want": self.want_of(i), "grad_lse": None if self.grad_lse is None else self.grad_lse[:, v.rows(i)]}
+    def alone(self, v: VarlenArgs) -> Iterator[BackwardArgs]:
+        """The arguments of each sequence; sinks in float64, in which their gradients are summed."""
+        sinks = None if self.sinks is None else self.sinks.astype(np.float64)
+        for i, a in enumerate(v.each or ()):
+            rows = v.rows(i)
+            a.sinks = None          # the lse includes them
+            yield gradient_args(a, self.grad_output[rows], self.output[rows], self.lse[:, rows], sinks,
+                                None if self.grad_lse is None else self.grad_lse[:, rows], self.want_of(i))
 
 
 def varlen_backward_args(v: VarlenArgs, grad_output: object, output: object, lse: object, grad_lse: object,

@@ -6,7 +6,7 @@ from typing import Never, Unpack, overload
 
 import numpy as np
 
-from .._checks import attention_args, check_lse, options_of, weighted_sum_args
+from .._checks import Args, attention_args, check_lse, options_of, weighted_sum_args
 from .._checks.arrays import as_array
 from .._checks.spellings import hides_unknown, unexpected
 from .._types import Array, ArrayLike, BlockMask, Layout, Options, Wanted, Window
@@ -59,15 +59,20 @@ def attention(
         unexpected(attention, unknown)
     a = attention_args(query, key, as_array("value", value), *options_of(locals()), want=want, out=out,
                        num_threads=num_threads)
+    return attend(a)
+
+
+def attend(a: Args) -> np.ndarray | AttentionResult:
+    """`attention` of checked arguments."""
     with np.errstate(all="ignore"):
         found = run(a)
         output = found["output"].astype(a.dtype, order="C")
         found["weights"] = found["weights"].astype(a.dtype)
         weights = AttentionWeights.of(a)
         found.update({name: getattr(weights, name)() for name in ("entropy", "max", "argmax") if name in a.want})
-    if out is not None:
-        out[...] = output
-        output = out
+    if a.out is not None:
+        a.out[...] = output
+        output = a.out
     return AttentionResult(output, **{name: found[name] for name in a.want}) if a.want else output
 
 

@@ -52,6 +52,11 @@ def attention_backward(
         unexpected(attention_backward, unknown)
     b = backward_args(grad_output, query, key, value, output, lse, *options_of(locals()), want=want, grad_lse=grad_lse,
                       num_threads=num_threads)
+    return gradients(b)
+
+
+def gradients(b: BackwardArgs) -> AttentionGradients:
+    """`attention_backward` of checked arguments."""
     with np.errstate(all="ignore"):
         found = run(b)
         a = b.args

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Never, Unpack, cast, overload
+from typing import Any, Never, Unpack, overload
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from .._checks.arrays import float_array
 from .._checks.spellings import hides_unknown, unexpected
 from .._types import Array, ArrayLike, Gradient, Ragged, VarlenOptions, Wanted, Window
 from ..results import AttentionGradients, AttentionResult
-from ._attention import attention
-from ._backward import attention_backward
+from ._attention import attend
+from ._backward import gradients
 from ._weights import AttentionWeights
 
 
@@ -53,13 +53,12 @@ def attention_varlen(
                     relative_bias=relative_bias, causal=causal, window=window, q_offset=q_offset,
                     k_positions=k_positions, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
                     q_segments=q_segments, k_segments=k_segments, want=want, out=out, num_threads=num_threads)
-    a, (query, key, value) = v.args, map(np.asarray, (query, key, value))
+    a = v.args
     output = np.empty(a.out_shape, a.dtype) if out is None else out
     found: dict[str, list[np.ndarray]] = {name: [] for name in a.want}
-    for i in range(len(v.q_lengths)):
-        rows, keys = v.rows(i), v.keys(i)
-        one = attention(query[rows], key[keys], value[keys], **v.options_of(i), want=cast(Any, (*a.want, "lse")))
-        output[rows] = one.output
+    for i, one_args in enumerate(v.each or ()):
+        one_args.out = output[v.rows(i)]
+        one = attend(one_args)
         for name, pieces in found.items():
             pieces.append(getattr(one, name))
     wanted: dict[str, Any] = {name: pieces if name in ("weights", "scores") else _joined(pieces, a, name)
@@ -77,8 +76,7 @@ def attention_weights_varlen(query: ArrayLike, key: ArrayLike, cu_seqlens_q: Arr
     """The weights of each sequence of packed tokens: the definition of `attnc.attention_weights_varlen`."""
     check_varlen_names(attention_weights_varlen, options)
     v = varlen_args(query, key, None, cu_seqlens_q, cu_seqlens_k, has_value=False, **options)
-    query, key = np.asarray(query), np.asarray(key)
-    return [AttentionWeights(query[v.rows(i)], key[v.keys(i)], **v.options_of(i)) for i in range(len(v.q_lengths))]
+    return [AttentionWeights.of(a) for a in v.each or ()]
 
 
 def attention_varlen_backward(
@@ -90,24 +88,19 @@ def attention_varlen_backward(
     grad_output = float_array("grad_output", grad_output)
     v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, **options)
     b = varlen_backward_args(v, grad_output, output, lse, grad_lse, want)
-    query, key, value = arrays = [float_array(name, x) for name, x in
-                                  (("query", query), ("key", key), ("value", value))]
-    total: dict[str, Any] = {name: np.zeros(x.shape, x.dtype)
-                             for name, x in zip(("query", "key", "value"), arrays, strict=True) if name in b.want}
+    total: dict[str, Any] = {name: np.zeros_like(v.tokens(name), order="C")
+                             for name in ("query", "key", "value") if name in b.want}
     total |= {name: [] for name in b.want if name in v.own}
     total |= {"sinks": np.zeros(b.sinks.shape)} if b.sinks is not None and "sinks" in b.want else {}
-    for i in range(len(v.q_lengths)):
-        rows, keys = v.rows(i), v.keys(i)
-        one = attention_backward(
-            b.grad_output[rows], query[rows], key[keys], value[keys], b.output[rows], b.lse[:, rows],
-            **b.options_of(v, i))
-        for name, gradient in total.items():
+    for i, one_args in enumerate(b.alone(v)):
+        one = gradients(one_args)
+        for name, whole in total.items():
             if name in v.own:
-                gradient.append(getattr(one, name, None))
+                whole.append(getattr(one, name, None))
             elif name == "sinks":
-                total[name] = gradient + one.sinks
+                total[name] = whole + one.sinks
             else:
-                gradient[rows if name == "query" else keys] = getattr(one, name)
+                whole[v.rows(i) if name == "query" else v.keys(i)] = getattr(one, name)
     if b.sinks is not None and "sinks" in total:
         with np.errstate(over="ignore"):
             total["sinks"] = total["sinks"].astype(b.sinks.dtype)

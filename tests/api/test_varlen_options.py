@@ -8,6 +8,7 @@ from test_varlen import packed
 
 import attnc
 from attnc import reference
+from attnc._checks import attention as checks
 
 MODULES = pytest.mark.parametrize("module", [attnc, reference], ids=["attnc", "reference"])
 NAMES = ("mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "scale", "softcap",
@@ -221,3 +222,26 @@ def test_errors_of_gradients(module, error, options, words):
              "cu_seqlens_k": [0, 3, 7], **options}
     with pytest.raises(error, match=words):
         module.attention_varlen_backward(**given)
+
+
+@MODULES
+@pytest.mark.parametrize("name, words", [("bias", "bias of sequence 1"), ("key_mask", "key_mask"),
+                                         ("alibi_slopes", "alibi_slopes"), ("q_offset", "q_offset")])
+def test_out_shares_no_memory_with_an_option_of_any_sequence(module, name, words):
+    """The option of one sequence must not lie in the rows of another, which are written before it is read."""
+    out = np.full((5, 4, 3), 7.0)
+    rows = {"bias": [None, out.reshape(-1)[:48].reshape(4, 3, 4)], "key_mask": out.reshape(-1).view(bool)[:7],
+            "alibi_slopes": out.reshape(-1)[:8].reshape(2, 4), "q_offset": out.reshape(-1).view(np.int64)[:2]}
+    if name == "q_offset":
+        out.view(np.int64)[...] = 7
+    with pytest.raises(ValueError, match=f"out shares memory with {words}; wanted"):
+        module.attention_varlen(QUERY, KEY, VALUE, [0, 2, 5], [0, 3, 7], out=out, **{name: rows[name]})
+
+
+@MODULES
+@pytest.mark.parametrize("options", [{"bias": [None] * 3}, {"want": "entropy"}], ids=str)
+def test_arguments_of_a_sequence_are_checked_once(module, options, monkeypatch):
+    calls, check = [], checks._check_inputs
+    monkeypatch.setattr(checks, "_check_inputs", lambda *inputs: (calls.append(1), check(*inputs)))
+    module.attention_varlen(QUERY, KEY, VALUE, [0, 2, 4, 5], [0, 3, 5, 7], **options)
+    assert len(calls) == 1 + 3
