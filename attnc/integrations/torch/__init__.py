@@ -12,13 +12,13 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 import attnc
 
-from . import _batching, _calls, _functions, _names, _tensors  # noqa: F401  registers vmap rules
+from . import _batching, _calls, _functions, _names, _packed, _tensors  # noqa: F401  registers vmap rules
 from ._capture import capture
 from ._derivatives import Attention, has_tangent
 from ._interception import Interception
 from ._operators import arguments, room
 from ._records import AttentionRecord, Records
-from ._signature import arguments_of, check, order_of
+from ._signature import arguments_of, check, order_of, packed_options
 from ._tensors import as_array, as_tensor
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def scaled_dot_product_attention(
     Parameters
     ----------
     query, key, value : tensor (..., heads, length, dim) or (length, dim)
-        Of one dtype: float32, float64, float16 or bfloat16. Leading axes broadcast, heads too.
+        Of one dtype: float32, float64, float16 or bfloat16. Leading axes broadcast, heads too. Or jagged tensors
+        (batch, heads, lengths, dim), without `attn_mask`: `attnc.attention_varlen` computes these, without padding.
     attn_mask : tensor, optional
         bool (True = attend) or floating point (added to the scores); broadcasts to (..., length, keys).
     dropout_p : float
@@ -73,6 +74,9 @@ def scaled_dot_product_attention(
     """
     if dropout_p != 0:
         raise ValueError(f"attnc has no dropout: dropout_p must be 0, got {dropout_p}")
+    if _packed.is_jagged(query, key, value):
+        given = packed_options(query, key, attn_mask, is_causal, scale, enable_gqa)
+        return _packed.jagged(query, key, value, (), given)
     *operands, options = arguments_of(query, key, value, attn_mask, is_causal, scale, enable_gqa)
     order = None if query.is_contiguous() else order_of(query, key, value, attn_mask, enable_gqa)
     query, key, value = operands
@@ -86,7 +90,8 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, wa
     Parameters
     ----------
     query, key, value : tensor
-        Floating point, on the CPU.
+        Floating point, on the CPU. Or jagged tensors (batch, heads, lengths, dim), with the options of
+        `attnc.attention_varlen` and want ``"lse"``.
     want : name or tuple of names
         As in `attnc.attention`. Weights have no gradient; scores are for calls without gradients.
     **options
@@ -111,12 +116,14 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, wa
     >>> result.lse.shape, sinks.grad.shape
     (torch.Size([1, 4, 2]), torch.Size([4]))
     """
+    if "out" in options:
+        raise TypeError("attention on tensors has no option out")
+    if _packed.is_jagged(query, key, value):
+        return _packed.jagged(query, key, value, want, options)
     check(query, key, value)
     for name, x in options.items():
         if isinstance(x, torch.Tensor):
             _tensors.check(name, x)
-    if "out" in options:
-        raise TypeError("attention on tensors has no option out")
     query, key, value = _tensors.autocast(query, key, value)
     return _attend(query, key, value, want, options)
 
@@ -207,11 +214,11 @@ def attention_weights(query: torch.Tensor, key: torch.Tensor, **options: Any) ->
 class patch(contextlib.ContextDecorator):
     """Context in which attnc computes ``torch.nn.functional.scaled_dot_product_attention``, in all threads.
 
-    Torch still computes calls that `scaled_dot_product_attention` refuses (dropout, other devices, nested or sparse
-    tensors, subclasses of tensors) and code compiled by ``torch.jit.script``. The name is replaced only in
-    ``torch.nn.functional``: code that has imported the function itself keeps torch's. Contexts may overlap, be
-    re-entered and be left in any order; the last one restores the original function, or warns if another library has
-    replaced the name in the meantime.
+    Torch still computes calls that `scaled_dot_product_attention` refuses (dropout, other devices, sparse tensors,
+    nested ones that are not jagged, subclasses of tensors) and code compiled by ``torch.jit.script``. The name is
+    replaced only in ``torch.nn.functional``: code that has imported the function itself keeps torch's. Contexts may
+    overlap, be re-entered and be left in any order; the last one restores the original function, or warns if another
+    library has replaced the name in the meantime.
 
     Examples
     --------
@@ -259,6 +266,10 @@ def _route(state: SimpleNamespace, query: torch.Tensor, key: torch.Tensor, value
     if not state.purposes and not torch.compiler.is_compiling():
         state.put_back()
     tensors = [query, key, value, *([] if attn_mask is None else [attn_mask])]
+    if ("patch" in state.purposes and attn_mask is None and not torch.compiler.is_compiling()
+            and not torch._C._len_torch_function_stack() and _packed.is_jagged(query, key, value)):
+        with contextlib.suppress(TypeError, ValueError):        # torch computes what attnc refuses
+            return scaled_dot_product_attention(query, key, value, attn_mask, *args, **options)
     seen = _names.PURPOSE in state.purposes and not torch.compiler.is_compiling() and _calls.watching()
     if seen or ("patch" in state.purposes and all(_tensors.is_plain(x) for x in tensors)):
         # an active mode, since plain tensors override nothing

@@ -28,6 +28,17 @@ def arguments_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, at
     return *_heads(query, key, value, enable_gqa), options
 
 
+def packed_options(query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool,
+                   scale: float | None, enable_gqa: bool) -> dict[str, Any]:
+    """Options of `attnc.attention_varlen` for a call of torch's with jagged tensors (batch, heads, lengths, dim)."""
+    if attn_mask is not None:
+        raise ValueError("attn_mask was given with jagged tensors; wanted it left out")
+    if query._ragged_idx == key._ragged_idx == 2 and query.shape[1] != key.shape[1] and not enable_gqa:
+        raise ValueError(f"query has {query.shape[1]} heads, key has {key.shape[1]}; wanted equally many, "
+                         "or enable_gqa=True")
+    return {"scale": scale, "causal": is_causal, "q_offset": 0 if is_causal else None}
+
+
 def check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
     """Raise unless these are tensors that attnc computes with."""
     for name, x in (("query", query), ("key", key), ("value", value)):

@@ -10,6 +10,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import _active_collector
 
 from ..torch import AttentionRecord, attention, capture
+from . import _packed
 from ._choice import NAME, watch
 from ._mask import Mask, mask
 
@@ -61,10 +62,12 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
            is_causal: bool | None = None, softcap: float | None = None, s_aux: torch.Tensor | None = None,
            sliding_window: int | None = None, position_bias: torch.Tensor | None = None,
            indices: torch.Tensor | None = None, output_attentions: bool = False,
+           cu_seq_lens_q: torch.Tensor | None = None, cu_seq_lens_k: torch.Tensor | None = None,
            **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The attention function: (batch, heads, length, dim) in, (batch, length, heads, dim) and weights or None out.
 
-    The output has gradients for query, key, value, position bias and sinks; the weights have none.
+    With `cu_seq_lens_q` the length is that of packed sequences, of which each sees itself alone. The output has
+    gradients for query, key, value, position bias and sinks; the weights have none.
 
     Raises
     ------
@@ -77,12 +80,13 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
     if dropout:
         raise ValueError(f"attnc has no dropout of attention weights; the model is in training with {dropout}")
     options = _mask_options(attention_mask, query, key)
+    packed = cu_seq_lens_q is not None
     if attention_mask is None:
-        if kwargs.get("cu_seq_lens_q") is not None:
-            raise ValueError("attnc takes packed sequences by their position_ids, not by cu_seq_lens_q alone")
         # Not module.is_causal, which cross-attention may have and `eager` ignores: only the argument of the call.
-        if is_causal and query.shape[2] > 1:    # top-left: more keys than rows are those of an empty static cache
-            options = {"causal": True, "q_offset": 0}
+        if is_causal and (packed or query.shape[2] > 1):
+            options = {"causal": True, "q_offset": 0}   # top-left: the keys of an empty static cache are more than rows
+        if packed and sliding_window is not None:       # which a mask would contain
+            options["window"] = sliding_window - 1, sliding_window - 1
     if position_bias is not None:
         options["bias"] = position_bias + options["bias"] if "bias" in options else position_bias
     if indices is not None:
@@ -90,6 +94,14 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
     options.update(scale=scaling, softcap=softcap, sinks=s_aux)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     weights = output_attentions or _weights_are_collected()
+    if cu_seq_lens_q is not None:
+        bounds = cu_seq_lens_q, cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
+        if len(query) != 1:
+            raise ValueError(f"attnc takes packed sequences as one example, got {len(query)} with cu_seq_lens_q")
+        output = None if weights else _packed.attend(query, key, value, *bounds, options)
+        if output is not None:
+            return output, None
+        options = _packed.segments(*bounds, query.shape[1], key.shape[1], options)
     result = attention(query, key, value, **options, layout="bnhd", want="weights" if weights else ())
     return (result.output, result.weights) if weights else (result, None)
 
