@@ -53,6 +53,10 @@ def options(seed, q_len=37, kv_len=50):
     yield {"k_positions": random.permutation(2 * kv_len).reshape(2, kv_len), "window": (20, 3), "causal": True,
            "q_offset": 40, "alibi_slopes": attnc.alibi_slopes(4)}
     yield {"q_lengths": [30, 7], "kv_lengths": np.array([50, 13]), "causal": True}
+    yield {"block_mask": (random.random((2, 4, -(-q_len // 5), -(-kv_len // 7))) < 0.4, 5, 7),
+           "sinks": np.float32([0.1, -1, 2, 0])}
+    yield {"block_mask": (random.random((1, 1, -(-q_len // 64), -(-kv_len // 3))) < 0.3, 64, 3), "causal": True,
+           "q_lengths": [30, 37]}
     yield {"q_segments": random.integers(-1, 3, (2, q_len)), "k_segments": random.integers(-1, 3, (2, kv_len))}
 
 
@@ -96,6 +100,11 @@ def test_blocks_that_nobody_sees_are_not_computed(monkeypatch, seed):
     calls.clear()
     attention(*chunked(arrays, ((2, 4, 8, 8), (2, 2, 8, 8))), causal=True, window=(8, 0)).compute()
     assert len(calls) == 6 + 5
+    calls.clear()
+    blocks = np.zeros((2, 4, 4, 4), bool)       # of 12: blocks 1 and 2 of 8 meet block 1
+    blocks[1, 3, 1, 1] = True
+    attention(*chunked(arrays, ((1, 2, 8, 8), (1, 1, 8, 8))), block_mask=(blocks, 12, 12)).compute()
+    assert len(calls) == (2 * 2 * 6 - 2) + 2 * 2        # a block of rows without keys is one call
 
 
 def test_two_axes_and_the_other_layout(seed):
@@ -154,6 +163,12 @@ def test_bad_input_is_named_before_anything_is_computed(seed):
         attention(query, key, value, window=3)
     with pytest.raises(TypeError, match="kv_lengths is a dask array"):
         attention(query, key, value, kv_lengths=da.ones(2, dtype=int))
+    with pytest.raises(TypeError, match="the mask of block_mask is a dask array"):
+        attention(query, key, value, block_mask=(da.ones((1, 1, 4, 4), dtype=bool), 10, 13))
+    with pytest.raises(ValueError, match="mask of block_mask has shape"):
+        attention(query, key, value, block_mask=(np.ones((1, 1, 5, 4), bool), 10, 13))
+    with pytest.raises(TypeError, match="block_mask must be"):
+        AttentionWeights(query, key, block_mask=np.ones((4, 4), bool))
     with pytest.raises(ValueError, match="AttentionWeights has the weights"):
         attention(query, key, value, want="weights")
     with pytest.raises(TypeError, match="dtype"):

@@ -12,21 +12,23 @@ import attnc
 
 from ..._checks import OPTIONS, options_of
 from ..._checks.scalars import check_want
-from ..._types import ArrayLike, Layout, Lse, Window
+from ..._types import ArrayLike, BlockMask, Layout, Lse, Window
+from ...attention import attend
 from ...results import AttentionResult
-from ._grid import Grid
+from ._grid import Grid, args_of
 
 FAN_IN = 4      # partial results that one task merges
 
 
 def attention(
         query: da.Array, key: da.Array, value: da.Array, *, mask: ArrayLike | None = None,
-        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
-        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-        k_positions: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
-        layout: Layout = "bhnd", want: Lse | tuple[()] = (), num_threads: int | None = None
+        block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Lse | tuple[()] = (),
+        num_threads: int | None = None
 ) -> da.Array | AttentionResult:
     """`attnc.attention` on dask arrays with any chunks along batch, heads, queries and keys.
 
@@ -40,8 +42,9 @@ def attention(
         chunk, and the length of the value like that of the key.
     mask, key_mask, bias, relative_bias, k_positions, alibi_slopes, sinks, q_segments, k_segments : dask or NumPy \
 arrays, optional
-    causal, window, q_offset, scale, softcap, q_lengths, kv_lengths, layout, num_threads
-        As in `attnc.attention`; arrays among them are NumPy arrays.
+    block_mask, causal, window, q_offset, scale, softcap, q_lengths, kv_lengths, layout, num_threads
+        As in `attnc.attention`; arrays among them are NumPy arrays. Blocks of a `block_mask` and chunks may have any
+        sizes.
     want : name or tuple of names
         ``"lse"``; for weights and their statistics see `AttentionWeights`.
 
@@ -64,7 +67,6 @@ arrays, optional
     """
     if set(check_want(want)) - {"lse"}:
         raise ValueError(f"want={want!r}; wanted 'lse' or nothing: AttentionWeights has the weights and statistics")
-    block_mask = None       # not supported: its blocks would have to match the chunks
     options = dict(zip(OPTIONS, options_of(locals()), strict=True), num_threads=num_threads)
     grid = Grid(query, key, value, options)
     output, lse = states(grid)
@@ -82,7 +84,7 @@ def states(grid: Grid) -> tuple[da.Array, da.Array]:
     a = grid.args
     outputs, lses = {}, {}
     for place, sizes, batch, head, rows in grid.row_blocks():
-        pairs = [(batch, head, rows, keys) for keys in grid.seen(rows) or grid.keys[:1]]
+        pairs = [(batch, head, rows, keys) for keys in grid.seen(batch, head, rows) or grid.keys[:1]]
         parts = [dask.delayed(_part)(*grid.inputs(*pair), grid.part(*pair), n == 0) for n, pair in enumerate(pairs)]
         while len(parts) > 1:
             parts = [dask.delayed(_merge)(parts[n:n + FAN_IN]) for n in range(0, len(parts), FAN_IN)]
@@ -108,7 +110,8 @@ def _part(query: np.ndarray, key: np.ndarray, value: np.ndarray | None, options:
         options = {name: option for name, option in options.items() if name != "sinks"}
     if value is None:
         value = np.empty((*key.shape[:-1], 0), key.dtype)
-    result = attnc.attention(query, key, value, want="lse", **options)
+    result = attend(args_of(query, key, value, options, "lse"))
+    assert isinstance(result, AttentionResult)
     return result.output, result.lse
 
 

@@ -1,7 +1,7 @@
 """Divides dask arrays into blocks for attention, with the part of each argument for a pair of query and key blocks.
 
 All arguments are checked before any computation, by the checks of `attnc.attention` on stand-ins without memory. A
-block of keys that no row of a query block may see by causal, window or lengths is skipped.
+block of keys that no row of a query block may see by causal, window, lengths or block_mask is skipped.
 """
 
 from __future__ import annotations
@@ -71,9 +71,14 @@ class Grid:
             if isinstance(option, da.Array):
                 raise TypeError(f"{name} is a dask array; wanted an int or a NumPy array: it decides which blocks "
                                 "there are")
+        block_mask = options.get("block_mask")
+        if isinstance(block_mask, tuple | list) and any(isinstance(x, da.Array) for x in block_mask):
+            raise TypeError("the mask of block_mask is a dask array; wanted a NumPy array: it decides which blocks "
+                            "there are")
         self.args = a = attention_args(_empty(query), _empty(key), None if value is None else _empty(value),
                                        **{**plain, **lengths})
-        self.options = {name: option for name, option in options.items() if option is not None and name != "layout"}
+        self.options = {name: option for name, option in options.items()
+                        if option is not None and name not in ("layout", "block_mask")}
         arrays = [array[None] if a.two_d else array.swapaxes(-2, -3) if a.layout == "bnhd" else array
                   for array in given.values()]
         self.query, self.key, *rest = _fitting(arrays, a)
@@ -109,8 +114,8 @@ class Grid:
         rest = [None if x is None else self.cut(x, batch, head.places, keys) for x in (self.key, self.value)]
         return [query, *rest]
 
-    def seen(self, rows: Block) -> list[Block]:
-        """The blocks of keys that any row of the block may see by position."""
+    def seen(self, batch: Sequence[Block], head: Block, rows: Block) -> list[Block]:
+        """The blocks of keys that any row of the block may see by position and block mask."""
         a = self.args
         causal = a.causal and a.k_positions is None        # keys of any position may be in a block
         left, right = (None, None) if a.window is None or a.k_positions is not None else a.window
@@ -120,7 +125,17 @@ class Grid:
         return [keys for keys in self.keys
                 if keys.start < self.kv_length.max(initial=0) and not (causal and keys.start > last)
                 and not (right is not None and keys.start > last + right)
-                and not (left is not None and keys.stop - 1 < first - left)]
+                and not (left is not None and keys.stop - 1 < first - left)
+                and (a.block_mask is None or self.block_mask(batch, head, rows, keys)[0].any())]
+
+    def block_mask(self, batch: Sequence[Block], head: Block, rows: Block, keys: Block) -> tuple[Any, ...]:
+        """The part of the mask over blocks, and `Args.block_sizes`: a pair of blocks may begin within a block of it."""
+        a = self.args
+        assert a.block_mask is not None and a.block_sizes is not None
+        of_rows, of_keys, _, _ = a.block_sizes
+        cells = [slice(part.start // size, -(-part.stop // size)) for part, size in ((rows, of_rows), (keys, of_keys))]
+        mask = _cut_option(a.block_mask, "hij", {"h": self.q_heads(head), "i": cells[0], "j": cells[1]}, batch)
+        return mask, (of_rows, of_keys, rows.start % of_rows, keys.start % of_keys)
 
     def part(self, batch: Sequence[Block], head: Block, rows: Block, keys: Block) -> dict[str, Any]:
         """The options of a pair of blocks, relative to the first row and key of the pair."""
@@ -138,7 +153,19 @@ class Grid:
         if any(found.get(name) not in (None, False) if name != "alibi_slopes" else name in found for name in POSITIONS):
             first_key = keys.start if self.args.k_positions is None else 0
             found["q_offset"] = _of(self.offset, batch) + (rows.start - first_key)
+        if self.args.block_mask is not None:
+            found["block_mask"] = self.block_mask(batch, head, rows, keys)
         return found
+
+
+def args_of(query: np.ndarray, key: np.ndarray, value: np.ndarray | None, options: dict[str, Any], want: Any) -> Args:
+    """The arguments of a pair of blocks, of which `options` come from `part`."""
+    options = dict(options)
+    block_mask = options.pop("block_mask", None)
+    a = attention_args(query, key, value, **options, want=want)
+    if block_mask is not None:
+        a.block_mask, a.block_sizes = block_mask
+    return a
 
 
 def _of(array: np.ndarray, batch: Sequence[Block]) -> np.ndarray:

@@ -14,7 +14,7 @@ import attnc
 from ..._checks.weights import check_bins, check_k
 from ...results import TopKeys
 from ._attention import assembled, states
-from ._grid import Grid
+from ._grid import Grid, args_of
 
 if TYPE_CHECKING:
     from ._grid import Block
@@ -74,7 +74,8 @@ class AttentionWeights:
         a, k = self._grid.args, check_k(k)
         weights, indices = {}, {}
         for place, shape, batch, head, rows in self._grid.row_blocks():
-            parts = [self._delayed(_topk, batch, head, rows, keys, k, keys.start) for keys in self._grid.seen(rows)]
+            parts = [self._delayed(_topk, batch, head, rows, keys, k, keys.start)
+                     for keys in self._grid.seen(batch, head, rows)]
             best = dask.delayed(_best)(parts, k, (*shape, rows.size), a.acc)
             weights[*place, 0] = da.from_delayed(best[0], (*shape, rows.size, k), a.acc)
             indices[*place, 0] = da.from_delayed(best[1], (*shape, rows.size, k), np.int64)
@@ -110,7 +111,7 @@ class AttentionWeights:
         """A block of results for each pair of blocks; zeros where no row may see a key."""
         found = {}
         for place, sizes, batch, head, rows in self._grid.row_blocks():
-            seen = {keys.number for keys in self._grid.seen(rows)}
+            seen = {keys.number for keys in self._grid.seen(batch, head, rows)}
             for keys in self._grid.keys:
                 whole = (*sizes, *shape(rows, keys))
                 if keys.number in seen:
@@ -124,7 +125,7 @@ class AttentionWeights:
 def _under(function: Callable[..., Any], query: np.ndarray, key: np.ndarray, lse: np.ndarray, options: dict[str, Any],
            start: tuple[int, int], more: tuple[Any, ...]) -> Any:
     """Call the function with the weights of a block of keys under the lse of all keys."""
-    return function(attnc.AttentionWeights(query, key, lse=lse, **options), start, *more)
+    return function(attnc.AttentionWeights._of(args_of(query, key, None, options, ()), lse), start, *more)
 
 
 def _dense(weights: attnc.AttentionWeights, start: tuple[int, int]) -> np.ndarray:
