@@ -189,7 +189,7 @@ def test_a_module_that_uses_the_weights_of_a_multihead_attention(x):
             return (query @ key.mT).softmax(-1) @ value
 
     model = nn.Sequential(Attention(), Own())
-    with pytest.raises(ValueError, match="cannot see the attention of '1', which holds a MultiheadAttention"), \
+    with pytest.raises(ValueError, match="cannot see the attention of '1', which computes with the parameters"), \
             capture(model):
         model(x)
     with capture(model, "entropy") as records:
@@ -197,6 +197,55 @@ def test_a_module_that_uses_the_weights_of_a_multihead_attention(x):
         model[1].calls = True
         model(x)
     assert [record.layer for record in records] == ["0", "0", "1.inner"]
+
+
+@pytest.mark.parametrize("how", ["rows", "linear", "transposed", "cat", "output"])
+def test_every_way_to_use_the_weights_of_a_multihead_attention(how, x):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+        def forward(self, x):
+            weight = self.inner.in_proj_weight
+            if how == "output":
+                return self.inner.out_proj((x @ x.mT).softmax(-1) @ x)
+            query = {"rows": lambda: x @ weight[:WIDTH].mT, "linear": lambda: functional.linear(x, weight=weight),
+                     "transposed": lambda: x @ weight.mT, "cat": lambda: x @ torch.cat([weight, weight]).T}[how]()
+            return (query @ query.mT).softmax(-1) @ x
+
+    model = nn.Sequential(Attention(), Own())
+    with pytest.raises(ValueError, match="cannot see the attention of '1'"), capture(model):
+        model(x)
+
+
+def test_a_multihead_attention_that_is_not_run_records_nothing(x):
+    """Whether the module that holds it has an attention beside it, none, or only reads its attributes."""
+    class Holder(nn.Module):
+        def __init__(self, shared=None):
+            super().__init__()
+            self.unused = shared or nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+            self.project = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            assert not self.unused.in_proj_weight.is_cuda
+            return self.project(x.to(self.unused.in_proj_weight.dtype))
+
+    class Both(Holder):
+        def forward(self, x):
+            return self.unused(x, x, x)[0]
+
+    used = Both()
+    for model in nn.Sequential(Attention(), Holder()), nn.Sequential(Holder(used.unused), used):
+        with capture(model, "entropy") as records:
+            model(x)
+        assert len(records) == 1
+    alone, beside = Holder(), nn.Sequential(Attention(), Holder())
+    with pytest.raises(ValueError, match="Holder never called attention"), capture(alone):
+        alone(x)
+    with pytest.raises(ValueError, match=r"layers has '1\.unused', for which no attention was called"), \
+            capture(beside, layers=["0", "1.unused"]):
+        beside(x)
 
 
 def test_gradients_that_cannot_come(x):

@@ -53,8 +53,9 @@ class Watcher:
     def __init__(self, model: torch.nn.Module):
         self.model = model
         self.names = {id(module): name for name, module in model.named_modules()}
-        self.holding = {id(module) for module in model.modules()
-                        if any(isinstance(x, torch.nn.MultiheadAttention) for x in module.children())}
+        self.holding = {name: found for name, module in model.named_modules() if (found := _held_parameters(module))}
+        self.held = frozenset(x for found in self.holding.values() for x in found)
+        self.used: set[int] = set()     # of these, those that a module computed with outside a MultiheadAttention
 
     def take(self, layer: str, call: int, index: int, seen: Call) -> None:
         raise NotImplementedError
@@ -66,6 +67,12 @@ class Watcher:
     def ran(self, layer: str, seen: bool, holds: bool) -> None:
         """Called after a MultiheadAttention, or a module that `holds` one, returns; `seen`: with a call observed."""
         raise NotImplementedError
+
+
+def _held_parameters(module: torch.nn.Module) -> frozenset[int]:
+    """The ids of the parameters of each MultiheadAttention that a module holds itself."""
+    return frozenset(id(x) for child in module.children() if isinstance(child, torch.nn.MultiheadAttention)
+                     for x in child.parameters())
 
 
 class _Pass:
@@ -153,8 +160,22 @@ class _Mode(TorchFunctionMode):     # type: ignore[misc]    # torch is Any to my
         if see is None and type(function) is FunctionType:
             see = vars(function).get("attnc_sees")
         if see is None or here.busy:
-            return function(*args, **kwargs) if kwargs else function(*args)
+            result = function(*args, **kwargs) if kwargs else function(*args)
+            if not here.busy and any([each.watcher.held for each in here.passes]):
+                _note_use(args, kwargs or {}, result)
+            return result
         return see(function, *args, **kwargs or {})
+
+
+def _note_use(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    """Note the parameters of a MultiheadAttention that a module reads itself, to compute tensors."""
+    if not isinstance(result, torch.Tensor | tuple | list):     # attributes such as the dtype are no use of it
+        return
+    given = {id(x) for one in (*args, *kwargs.values()) for x in (one if isinstance(one, tuple | list) else (one,))}
+    for each in here.passes:
+        found = given & each.watcher.held
+        if found and not any([isinstance(module, torch.nn.MultiheadAttention) for module in each.modules]):
+            each.watcher.used |= found
 
 
 def is_on() -> bool:
@@ -176,7 +197,8 @@ def run(theirs: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ..
     inside = [each for each in (*here.passes, *started) if id(module) in each.watcher.names]
     if not inside:
         return theirs(module, *args, **kwargs)
-    heads, holds = isinstance(module, torch.nn.MultiheadAttention), id(module) in inside[0].watcher.holding
+    heads = isinstance(module, torch.nn.MultiheadAttention)
+    holds = inside[0].watcher.names[id(module)] in inside[0].watcher.holding
     before = [each.calls.total() for each in inside] if heads or holds else []
     here.passes.extend(started)
     for each in inside:

@@ -29,8 +29,9 @@ def capture(model: torch.nn.Module, what: What = ("topk", "key_mass", "entropy",
     It observes every call of ``scaled_dot_product_attention`` and of `torch.nn.MultiheadAttention` that modules of the
     model make, also by names imported earlier and in torch's fused layers, and calls of attnc's own attention. The
     output keeps every bit: torch computes it, or attnc within `patch` and with transformers' ``"attnc"``. Weights are
-    those before dropout. Captures may be nested and overlap in any order. A call goes to the captures of the thread or
-    task that runs the model, or, if that has none of this model, to those of all others.
+    those before dropout. A module that does not run records nothing. Captures may be nested and overlap in any order. A
+    call goes to the captures of the thread or task that runs the model, or, if that has none of this model, to those of
+    all others.
 
     Parameters
     ----------
@@ -126,9 +127,9 @@ class _Collector(_calls.Watcher):
                     "own code, which calls neither scaled_dot_product_attention nor MultiheadAttention")
             raise ValueError(f"{type(self.model).__name__} never called attention{hint}")
         for name, seen in self.holders.items():
-            if not seen:
-                raise ValueError(f"capture cannot see the attention of {name!r}, which holds a MultiheadAttention and "
-                                 "ran without calling it, or scaled_dot_product_attention")
+            if not seen and self.used & self.holding[name]:
+                raise ValueError(f"capture cannot see the attention of {name!r}, which computes with the parameters of "
+                                 "a MultiheadAttention without calling it, or scaled_dot_product_attention")
         for name, places in (("heads", [place for place, _ in self.of_heads]), ("layers", self.layers or [])):
             for place in places:
                 if not place.met:
@@ -136,7 +137,7 @@ class _Collector(_calls.Watcher):
                                      f"had {self.count} calls")
 
     def ran(self, layer: str, seen: bool, holds: bool) -> None:
-        if holds:       # a module may leave its MultiheadAttention out in one call and use it in another
+        if holds:       # a module may leave its MultiheadAttention out, in one call or always
             self.holders[layer] = self.holders.get(layer, False) or seen
         elif not seen:
             raise ValueError(f"capture cannot see the attention of {layer!r}, a MultiheadAttention that does not call "
