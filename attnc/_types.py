@@ -73,6 +73,13 @@ class VarlenOptions(SharedOptions, total=False):
     k_segments: ArrayLike | None
 
 
+class PagedOptions(VarlenOptions, total=False):
+    """What attention_varlen takes for keys and values in pages."""
+
+    block_table: ArrayLike | None
+    kv_lengths: ArrayLike | None
+
+
 class CacheOptions(SharedOptions, total=False):
     """What KVCache.attend takes besides its query, `want` and `out`."""
 

@@ -12,7 +12,7 @@ from ._checks import Args, VarlenArgs, check_varlen_names, varlen_args, varlen_b
 from ._checks.arrays import float_array
 from ._checks.spellings import hides_unknown, unexpected
 from ._checks.varlen import RAGGED
-from ._types import Array, ArrayLike, Gradient, Ragged, VarlenOptions, Wanted, Window
+from ._types import Array, ArrayLike, Gradient, PagedOptions, Ragged, VarlenOptions, Wanted, Window
 from .attention import attend
 from .backward import gradients
 from .results import AttentionGradients, AttentionResult
@@ -23,25 +23,29 @@ RAGGED_RESULTS = ("weights", "scores")          # a list of one array a sequence
 
 @overload
 def attention_varlen(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
-        want: tuple[()] = ..., out: Array | None = ..., **options: Unpack[VarlenOptions]) -> Array: ...
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
+        cu_seqlens_k: ArrayLike | None = ..., *, want: tuple[()] = ..., out: Array | None = ...,
+        **options: Unpack[PagedOptions]) -> Array: ...
 
 
 @overload
 def attention_varlen(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
-        want: Wanted, out: Array | None = ..., **options: Unpack[VarlenOptions]) -> AttentionResult: ...
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
+        cu_seqlens_k: ArrayLike | None = ..., *, want: Wanted, out: Array | None = ...,
+        **options: Unpack[PagedOptions]) -> AttentionResult: ...
 
 
 @hides_unknown
 def attention_varlen(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
-        mask: Ragged | None = None, key_mask: ArrayLike | None = None, bias: Ragged | None = None,
-        relative_bias: Ragged | None = None, causal: bool = False, window: Window | None = None,
-        q_offset: ArrayLike | None = None, k_positions: Ragged | None = None, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, want: Wanted | tuple[()] = (),
-        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
+        cu_seqlens_k: ArrayLike | None = None, *, block_table: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, mask: Ragged | None = None, key_mask: ArrayLike | None = None,
+        bias: Ragged | None = None, relative_bias: Ragged | None = None, causal: bool = False,
+        window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: Ragged | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None,
+        **unknown: Never) -> Array | AttentionResult:
     """Attention of many sequences packed one after another, of any lengths, without padding.
 
     Sequence ``i`` has the query rows ``cu_seqlens_q[i]`` to ``cu_seqlens_q[i + 1]`` and the keys from
@@ -52,14 +56,20 @@ def attention_varlen(
     query : array (q_tokens, q_heads, head_dim)
         float32, float64, float16 or bfloat16 (ml_dtypes); bools and integers count as float64. Any strides.
     key, value : array (kv_tokens, kv_heads, head_dim) and (kv_tokens, kv_heads, value_dim)
-        Query head ``h`` reads head ``h // (q_heads // kv_heads)``.
+        Query head ``h`` reads head ``h // (q_heads // kv_heads)``. With `block_table`, pages
+        (n_pages, page, kv_heads, head_dim) and (n_pages, page, kv_heads, value_dim), of any number of tokens each.
     cu_seqlens_q, cu_seqlens_k : int array (sequences + 1,)
         Running sum of the lengths: 0, then the end of each sequence, the last one the number of tokens. A sequence may
-        have no rows or no keys.
+        have no rows or no keys. With `block_table`, `cu_seqlens_k` is None.
+    block_table : int array (sequences, pages), optional
+        The pages in which the keys of each sequence lie: key ``j`` at place ``j % page`` of page
+        ``block_table[i, j // page]``. Sequences may share pages. Entries for no key are not looked at.
+    kv_lengths : int array (sequences,), with `block_table`
+        The number of keys of each sequence.
     mask, bias, relative_bias, k_positions : list of arrays, optional
         One for each sequence, as `attention` takes it for that sequence alone, or None.
     key_mask, q_segments, k_segments : array (kv_tokens,), (q_tokens,) and (kv_tokens,), optional
-        As in `attention`, over the packed tokens.
+        As in `attention`, over the packed tokens; with `block_table`, over the keys of one sequence after another.
     causal, window, scale, softcap, sinks
         As in `attention`. In each sequence the last row stands at the last key.
     q_offset : int or int array (sequences,), optional
@@ -94,6 +104,13 @@ def attention_varlen(
     >>> attention_varlen(query, key, value, [0, 1, 3], [0, 2, 3]).ravel()
     array([3., 7., 7.])
 
+    The same keys in pages of one token, those of the first sequence in pages 2 and 0:
+
+    >>> pages = value[[1, 2, 0], None]
+    >>> table = [[2, 0], [1, -1]]
+    >>> attention_varlen(query, key[:, None], pages, [0, 1, 3], block_table=table, kv_lengths=[2, 1]).ravel()
+    array([3., 7., 7.])
+
     Notes
     -----
     Without arrays of one sequence alone and with no more than the lse wanted, sequences of like size share a call of
@@ -101,10 +118,11 @@ def attention_varlen(
     """
     if unknown:
         unexpected(attention_varlen, unknown)
-    v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, shared=True, mask=mask, key_mask=key_mask,
-                    bias=bias, relative_bias=relative_bias, causal=causal, window=window, q_offset=q_offset,
-                    k_positions=k_positions, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-                    q_segments=q_segments, k_segments=k_segments, want=want, out=out, num_threads=num_threads)
+    v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, block_table=block_table, kv_lengths=kv_lengths,
+                    shared=True, mask=mask, key_mask=key_mask, bias=bias, relative_bias=relative_bias,
+                    causal=causal, window=window, q_offset=q_offset, k_positions=k_positions, scale=scale,
+                    softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+                    k_segments=k_segments, want=want, out=out, num_threads=num_threads)
     output = np.empty(v.args.out_shape, v.args.dtype) if out is None else out
     if v.each is not None:
         return _one_by_one(v, v.each, output)
@@ -132,14 +150,15 @@ def _one_by_one(v: VarlenArgs, each: list[Args], output: np.ndarray) -> Array | 
 
 
 def attention_weights_varlen(
-        query: ArrayLike, key: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike,
-        **options: Unpack[VarlenOptions]) -> list[AttentionWeights]:
+        query: ArrayLike, key: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike | None = None,
+        **options: Unpack[PagedOptions]) -> list[AttentionWeights]:
     """The weights of each sequence of packed tokens, as lazy objects over the tokens in place.
 
     Parameters
     ----------
     query : array (q_tokens, q_heads, head_dim)
     key : array (kv_tokens, kv_heads, head_dim)
+        With `block_table`, pages, of which each object holds a copy of its sequence's keys.
     cu_seqlens_q, cu_seqlens_k : int array (sequences + 1,)
         As in `attention_varlen`.
     **options
@@ -162,7 +181,7 @@ def attention_weights_varlen(
     >>> W[0].dense()
     array([[[0.5, 0.5]]])
     """
-    check_varlen_names(attention_weights_varlen, options)
+    check_varlen_names(attention_weights_varlen, options, pages=True)
     v = varlen_args(query, key, None, cu_seqlens_q, cu_seqlens_k, has_value=False, **options)
     return [AttentionWeights._of(a, None) for a in v.each or ()]
 
@@ -251,5 +270,9 @@ def _run(v: VarlenArgs, sequences: list[int], output: np.ndarray, lse: np.ndarra
         a.alibi_slopes = a.alibi_slopes[sequences]
     if isinstance(a.q_offset, np.ndarray):
         a.q_offset = a.q_offset[sequences]
-    _call.run("attend", a, value=a.value, out=output, lse=lse, q_starts=v.q_starts[sequences],
-              k_starts=v.k_starts[sequences])
+    if v.pages is None:
+        k_starts = v.k_starts[sequences]
+    else:       # stand-in
+        k_starts, rows = None, v.pages.rows(sequences, a.kv_len)[:, 0]
+        a.key, a.value = (np.moveaxis(x[:, rows], 0, 1) for x in (a.key, a.value))  # type: ignore
+    _call.run("attend", a, value=a.value, out=output, lse=lse, q_starts=v.q_starts[sequences], k_starts=k_starts)

@@ -289,6 +289,8 @@ def packed(r, kind, arrays, q_len, kv_len, options):
                          for rows, keys in zip(*map(np.diff, bounds), strict=True)]
     first = dict(zip(("query", "key", "value"), tokens, strict=True))
     where = {"cu_seqlens_q": bounds[0], "cu_seqlens_k": bounds[1]}
+    if kind != "attention_varlen_backward" and len(tokens[1]) == len(tokens[2]) == kv_len and r.chance(0.4):
+        where = {"cu_seqlens_q": bounds[0], **in_pages(r, first, bounds[1])}
     if kind == "attention_varlen":
         return {**first, **where, **found, "want": r.one([(), "lse", ("weights", "argmax")])}
     if kind == "attention_weights_varlen":
@@ -301,6 +303,24 @@ def packed(r, kind, arrays, q_len, kv_len, options):
     grad = r.random.standard_normal(rows)
     return {"grad_output": grad, **first, "output": grad, "lse": lse, **where, **found,
             "want": r.one(["query", ("query", "key", "value"), "bias"])}
+
+
+def in_pages(r, tokens, bounds):
+    """Put key and value among `tokens` into pages, some of whose places hold NaN, and say where they are."""
+    page, lengths = int(r.random.integers(1, 7)), np.diff(bounds)
+    counts = -(-lengths // page)
+    order = r.random.permutation(counts.sum() + 2)
+    table = r.random.integers(-1, len(order), (len(lengths), counts.max(initial=0) + 1)).astype(r.one("bhiq"))
+    for i, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
+        table[i, :count] = order[end - count:end]
+    places = np.concatenate([np.arange(n) for n in lengths] or [[]]).astype(int)
+    pages = table[np.repeat(np.arange(len(lengths)), lengths), places // page], places % page
+    for name in ("key", "value"):
+        x = tokens[name]
+        into = np.full((len(order), page, *x.shape[1:]), np.nan).astype(x.dtype)
+        into[pages] = x
+        tokens[name] = r.memory(into)
+    return {"block_table": r.memory(table), "kv_lengths": lengths}
 
 
 def method_arguments(r, kinds, batch, heads, q_len, kv_len, dtype):

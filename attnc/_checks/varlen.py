@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from .._types import VarlenOptions
+from .._types import PagedOptions, VarlenOptions
 from .arrays import as_array, check_fits, float_array
 from .attention import Args, attention_args
 from .backward import GRADIENTS, BackwardArgs, gradient_args
 from .options import bools, check_alibi_slopes, integers
 from .output import check_apart
+from .pages import Pages, open_pages
 from .scalars import MAX_OFFSET, check_want
 from .spellings import unexpected
 
@@ -24,7 +25,8 @@ class VarlenArgs:
     """Arguments of the tokens as one sequence, and the first row and the length of each sequence (int64).
 
     `options` are those of `attention` that all sequences share, `own` those that each has for itself. `each` are the
-    arguments of every sequence alone, its tokens (length, heads, dim); None where the sequences share calls.
+    arguments of every sequence alone, its tokens (length, heads, dim); None where the sequences share calls. With
+    `pages`, `k_starts` are those of options over keys, one sequence after another.
     """
 
     args: Args
@@ -35,6 +37,7 @@ class VarlenArgs:
     options: dict[str, Any]
     own: dict[str, Any]
     each: list[Args] | None
+    pages: Pages | None
 
     def rows(self, i: int) -> slice:
         """The packed rows of sequence i."""
@@ -50,15 +53,16 @@ class VarlenArgs:
         return x
 
     def alone(self) -> Iterator[Args]:
-        """Check the arguments of each sequence, and name it where an option does not fit it."""
+        """Check the arguments of each sequence, and name it where an option does not fit it; pages are gathered."""
         a, query, key = self.args, self.tokens("query"), self.tokens("key")
         value = None if a.value is None else self.tokens("value")
         for i in range(len(self.q_lengths)):
             rows, keys = self.rows(i), self.keys(i)
             own = {name: x[i] if name not in OF_TOKENS else x[keys if OF_TOKENS[name] else rows]
                    for name, x in self.own.items()}
+            places = keys if self.pages is None else self.pages.rows([i], int(self.kv_lengths[i]))[0, 0]
             try:
-                one = attention_args(query[rows], key[keys], None if value is None else value[keys], layout="bnhd",
+                one = attention_args(query[rows], key[places], None if value is None else value[places], layout="bnhd",
                                      **self.options, **own)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"sequence {i}: {error}") from None
@@ -66,33 +70,46 @@ class VarlenArgs:
             yield one
 
 
-def check_varlen_names(function: Callable[..., Any], options: VarlenOptions) -> None:
+def check_varlen_names(function: Callable[..., Any], options: VarlenOptions, pages: bool = False) -> None:
     """Raise for what is no option of packed tokens, as Python does for a name that a signature does not have."""
-    unknown = {name: x for name, x in options.items() if name not in VarlenOptions.__annotations__}
+    known = (PagedOptions if pages else VarlenOptions).__annotations__
+    unknown = {name: x for name, x in options.items() if name not in known}
     if unknown:
-        unexpected(function, unknown, VarlenOptions.__annotations__)
+        unexpected(function, unknown, known)
 
 
 def varlen_args(
         query: object, key: object, value: object, cu_seqlens_q: object, cu_seqlens_k: object, *,
-        has_value: bool = True, shared: bool = False, alibi_slopes: object = None, q_offset: object = None,
-        want: object = (), out: object = None, num_threads: object = None, **options: Any) -> VarlenArgs:
+        block_table: object = None, kv_lengths: object = None, has_value: bool = True, shared: bool = False,
+        alibi_slopes: object = None, q_offset: object = None, want: object = (), out: object = None,
+        num_threads: object = None, **options: Any) -> VarlenArgs:
     """Check everything; slopes and offsets may have one row per sequence.
 
     With `shared`, sequences share calls where none has arrays of its own and no more than the lse is wanted.
     """
-    for name, x in (("query", query), ("key", key), ("value", value))[:3 if has_value else 2]:
-        x = as_array(name, x)
-        if x.ndim != 3:
-            raise ValueError(f"{name} has {x.ndim} axes, shape {x.shape}; wanted (tokens, heads, dim)")
+    _check_axes("query", query)
+    pages = None
+    if block_table is not None:
+        _, q_lengths = _sequences("cu_seqlens_q", cu_seqlens_q, len(as_array("query", query)), "query")
+        if has_value:
+            as_array("value", value)        # None is no array
+        key, value, pages, k_lengths = open_pages(key, value, block_table, kv_lengths, cu_seqlens_k, len(q_lengths))
+        k_starts = np.cumsum(k_lengths) - k_lengths
+    else:
+        if kv_lengths is not None:
+            raise TypeError("kv_lengths was given without block_table; wanted cu_seqlens_k for packed keys")
+        _check_axes("key", key)
+        if has_value:
+            _check_axes("value", value)
     given = {name: x for name, x in options.items() if name in (*RAGGED, *OF_TOKENS) and x is not None}
     options = {name: x for name, x in options.items() if name not in (*RAGGED, *OF_TOKENS)}
     a = attention_args(query, key, value, layout="bnhd", want=want, out=out, num_threads=num_threads, **options)
     q_starts, q_lengths = _sequences("cu_seqlens_q", cu_seqlens_q, a.q_len, "query")
-    k_starts, kv_lengths = _sequences("cu_seqlens_k", cu_seqlens_k, a.kv_len, "key")
-    if len(q_lengths) != len(kv_lengths):
-        raise ValueError(f"cu_seqlens_q bounds {len(q_lengths)} sequences, cu_seqlens_k {len(kv_lengths)}; "
-                         "wanted equally many")
+    if pages is None:
+        k_starts, k_lengths = _sequences("cu_seqlens_k", cu_seqlens_k, a.kv_len, "key")
+        if len(q_lengths) != len(k_lengths):
+            raise ValueError(f"cu_seqlens_q bounds {len(q_lengths)} sequences, cu_seqlens_k {len(k_lengths)}; "
+                             "wanted equally many")
     count = len(q_lengths)
     if alibi_slopes is not None:
         a.alibi_slopes = check_alibi_slopes(alibi_slopes, a, (count,))
@@ -102,7 +119,7 @@ def varlen_args(
         check_fits("q_offset", offsets.shape, (count,), "an integer or (sequences,)")
         a.q_offset = offsets if offsets.ndim else int(offsets)
         given["q_offset"] = np.broadcast_to(offsets, (count,)).tolist()
-    tokens = a.q_len, a.kv_len
+    tokens = a.q_len, int(k_lengths.sum())
     for name in given.keys() & OF_TOKENS.keys():
         x = bools(name, given[name], "attend", "a 0/1 mask is key_mask.astype(bool)") if name == "key_mask" \
             else integers(name, given[name])
@@ -115,7 +132,7 @@ def varlen_args(
             came = f"{len(x)}" if isinstance(x, list | tuple) else type(x).__name__
             raise (ValueError if isinstance(x, list | tuple) else TypeError)(
                 f"{name} must be a list of one array (or None) for each of the {count} sequences, got {came}")
-    v = VarlenArgs(a, q_starts, k_starts, q_lengths, kv_lengths, options, given, None)
+    v = VarlenArgs(a, q_starts, k_starts, q_lengths, k_lengths, options, given, None, pages)
     if not shared or given.keys() & {*RAGGED, *OF_TOKENS} or set(a.want) - {"lse"}:
         v.each = list(v.alone())
     if a.out is not None:
@@ -124,6 +141,12 @@ def varlen_args(
                     | {f"{name} of sequence {i}": x for name in given.keys() & set(RAGGED)
                        for i, x in enumerate(given[name])})
     return v
+
+
+def _check_axes(name: str, x: object) -> None:
+    x = as_array(name, x)
+    if x.ndim != 3:
+        raise ValueError(f"{name} has {x.ndim} axes, shape {x.shape}; wanted (tokens, heads, dim)")
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from .._checks import Args, check_varlen_names, varlen_args, varlen_backward_args
 from .._checks.arrays import float_array
 from .._checks.spellings import hides_unknown, unexpected
-from .._types import Array, ArrayLike, Gradient, Ragged, VarlenOptions, Wanted, Window
+from .._types import Array, ArrayLike, Gradient, PagedOptions, Ragged, VarlenOptions, Wanted, Window
 from ..results import AttentionGradients, AttentionResult
 from ._attention import attend
 from ._backward import gradients
@@ -18,25 +18,29 @@ from ._weights import AttentionWeights
 
 @overload
 def attention_varlen(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
-        want: tuple[()] = ..., out: Array | None = ..., **options: Unpack[VarlenOptions]) -> Array: ...
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
+        cu_seqlens_k: ArrayLike | None = ..., *, want: tuple[()] = ..., out: Array | None = ...,
+        **options: Unpack[PagedOptions]) -> Array: ...
 
 
 @overload
 def attention_varlen(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
-        want: Wanted, out: Array | None = ..., **options: Unpack[VarlenOptions]) -> AttentionResult: ...
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
+        cu_seqlens_k: ArrayLike | None = ..., *, want: Wanted, out: Array | None = ...,
+        **options: Unpack[PagedOptions]) -> AttentionResult: ...
 
 
 @hides_unknown
 def attention_varlen(
-        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike, *,
-        mask: Ragged | None = None, key_mask: ArrayLike | None = None, bias: Ragged | None = None,
-        relative_bias: Ragged | None = None, causal: bool = False, window: Window | None = None,
-        q_offset: ArrayLike | None = None, k_positions: Ragged | None = None, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, want: Wanted | tuple[()] = (),
-        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
+        query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
+        cu_seqlens_k: ArrayLike | None = None, *, block_table: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, mask: Ragged | None = None, key_mask: ArrayLike | None = None,
+        bias: Ragged | None = None, relative_bias: Ragged | None = None, causal: bool = False,
+        window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: Ragged | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None,
+        **unknown: Never) -> np.ndarray | AttentionResult:
     """`attention` of each sequence of packed tokens: the definition of `attnc.attention_varlen`.
 
     Parameters, results and errors are those of `attnc.attention_varlen`.
@@ -49,10 +53,11 @@ def attention_varlen(
     """
     if unknown:
         unexpected(attention_varlen, unknown)
-    v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, mask=mask, key_mask=key_mask, bias=bias,
-                    relative_bias=relative_bias, causal=causal, window=window, q_offset=q_offset,
-                    k_positions=k_positions, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-                    q_segments=q_segments, k_segments=k_segments, want=want, out=out, num_threads=num_threads)
+    v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, block_table=block_table, kv_lengths=kv_lengths,
+                    mask=mask, key_mask=key_mask, bias=bias, relative_bias=relative_bias, causal=causal, window=window,
+                    q_offset=q_offset, k_positions=k_positions, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes,
+                    sinks=sinks, q_segments=q_segments, k_segments=k_segments, want=want, out=out,
+                    num_threads=num_threads)
     a = v.args
     output = np.empty(a.out_shape, a.dtype) if out is None else out
     found: dict[str, list[np.ndarray]] = {name: [] for name in a.want}
@@ -71,10 +76,11 @@ def _joined(pieces: list[np.ndarray], a: Args, name: str) -> np.ndarray:
     return np.concatenate([np.empty((a.q_heads, 0), np.int64 if name == "argmax" else a.acc), *pieces], axis=-1)
 
 
-def attention_weights_varlen(query: ArrayLike, key: ArrayLike, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike,
-                             **options: Unpack[VarlenOptions]) -> list[AttentionWeights]:
+def attention_weights_varlen(query: ArrayLike, key: ArrayLike, cu_seqlens_q: ArrayLike,
+                             cu_seqlens_k: ArrayLike | None = None,
+                             **options: Unpack[PagedOptions]) -> list[AttentionWeights]:
     """The weights of each sequence of packed tokens: the definition of `attnc.attention_weights_varlen`."""
-    check_varlen_names(attention_weights_varlen, options)
+    check_varlen_names(attention_weights_varlen, options, pages=True)
     v = varlen_args(query, key, None, cu_seqlens_q, cu_seqlens_k, has_value=False, **options)
     return [AttentionWeights.of(a) for a in v.each or ()]
 

@@ -163,7 +163,8 @@ def test_names_that_are_no_option_of_packed_tokens(name):
     output, lse = attnc.attention_varlen(query, key, value, *bounds, want="lse")
     calls = {"attention_varlen": (query, key, value, *bounds), "attention_weights_varlen": (query, key, *bounds),
              "attention_varlen_backward": (output, query, key, value, output, lse, *bounds)}
-    said = {"window_size": r"use window=\(4, 0\)", "scaling": "use scale="}.get(name, "it takes .*query.* causal, ")
+    said = {"window_size": r"use window=\(4, 0\)", "scaling": "use scale=",
+            "q_lengths": "use cu_seqlens_q="}.get(name, "it takes .*query.* causal, ")
     for module in attnc, reference:
         for function, given in calls.items():
             with pytest.raises(TypeError, match=rf"^{function}\(\) got an unexpected .* '{name}'; {said}"):
