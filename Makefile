@@ -54,9 +54,9 @@ bench-check: $(VENV)/with-bench  ## fail if instructions or shares of limits are
 	$(PY) benchmarks/instructions.py
 	$(FAIR) $(PY) -m attnc bench --peers "" --compare $(RESULTS)/cases
 
-bench-readme: $(VENV)/with-contenders  ## measure all on this make of processor against every peer, and write the tables of the READMEs
-	$(FAIR) $(PY) -m attnc bench --json $(RESULTS)/cases
-	$(FAIR) $(PY) -m attnc bench --set lengths --json $(RESULTS)/lengths
+bench-readme: $(VENV)/with-contenders  ## measure all (or CASES="decode") on this make of processor against every peer, and write the tables of the READMEs
+	$(FAIR) $(PY) -m attnc bench --json $(RESULTS)/cases $(if $(CASES),--cases "$(CASES)" --add)
+	$(if $(CASES),,$(FAIR) $(PY) -m attnc bench --set lengths --json $(RESULTS)/lengths)
 	$(PY) benchmarks/readme.py
 	$(PY) benchmarks/plots.py
 

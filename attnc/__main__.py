@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     size.add_argument("--set", choices=tuple(cases.SETS), help="which cases: full by default, lengths is a sweep")
     size.add_argument("--tiny", dest="set", action="store_const", const="tiny", help=argparse.SUPPRESS)
     bench.add_argument("--json", metavar="FILE", type=Path,
-                       help="write everything measured to FILE; in a folder, to the file of this make of processor")
+                       help="write everything measured to FILE after each case; in a folder, to the file of this "
+                            "make of processor")
+    bench.add_argument("--add", action="store_true",
+                       help="with --json: the cases of the file that are not measured now stay in it")
     bench.add_argument("--compare", metavar="FILE", type=Path,
                        help=f"exit 1 if a share fell by more than {report.FELL_POINTS} points since FILE was written; "
                             "of a folder, the file of this make of processor")
-    bench.add_argument("--cases", metavar="PATTERN", help="only cases whose name holds this, * and ? as in file names")
+    bench.add_argument("--cases", metavar="PATTERN",
+                       help="only cases whose name holds this, * and ? as in file names, or those of this regime")
     bench.add_argument("--peers", metavar="NAMES",
                        help=f"only these of {','.join(list(CONTENDERS)[1:])}; an empty one is none")
     bench.add_argument("--rounds", metavar="N", type=_positive,
@@ -188,9 +193,12 @@ def _print_parity() -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
+    if options.add and not options.json:
+        raise ValueError("--add needs --json: the file whose other cases stay")
     chosen = cases.select(options.set, options.cases)
     contenders = _contenders(options.peers, options.set)
     old = _earlier(options.compare, options.cases) if options.compare else None
+    save = _save(options) if options.json else None
     threads = options.threads or attnc.get_num_threads()
     if old:
         report.comparable(old, attnc.isa(), threads)
@@ -206,10 +214,9 @@ def _bench(options: argparse.Namespace) -> int:
     print(flush=True)
     rounds = options.rounds or (QUICK_ROUNDS if options.set == "quick" else ROUNDS)
     with _Progress(runner.steps(chosen, contenders, rounds)) as progress:
-        result = runner.run(chosen, contenders=contenders, threads=threads, rounds=rounds, progress=progress)
+        result = runner.run(chosen, contenders=contenders, threads=threads, rounds=rounds, progress=progress,
+                            save=save)
     print(report.speed_table(result), "", *report.notes(result), sep="\n")
-    if options.json:
-        write_text(_file_of_make(options.json), json.dumps(result, indent=1) + "\n")
     found = report.regressions(old, result) if old else []
     print(*(f"FAIL {visible(line)}" for line in found), sep="\n", end="\n" if found else "")
     return 0 if result["passed"] and not found else 1
@@ -260,6 +267,19 @@ def _earlier(file: Path, pattern: str | None) -> dict[str, Any]:
                          f"'bench --json {file}' measures one")
     old = report.earlier(chosen)
     return old | {"cases": [case for case in old["cases"] if cases.matches(case["name"], pattern)]}
+
+
+def _save(options: argparse.Namespace) -> Callable[[dict[str, Any]], None]:
+    """What writes a result to the file of ``--json``; with ``--add`` beside the cases that the file has."""
+    file = _file_of_make(options.json)
+    kept = report.earlier(file) if options.add and file.exists() else None
+    names = [case.name for case in cases.SETS[options.set]]
+
+    def save(result: dict[str, Any]) -> None:
+        whole = report.merged(kept, result, names) if kept else result
+        write_text(file, json.dumps(whole, indent=1) + "\n")
+
+    return save
 
 
 def _file_of_make(path: Path) -> Path:

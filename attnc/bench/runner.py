@@ -91,7 +91,8 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 def run(
         cases: Sequence[BenchCase], *, contenders: dict[str, str] | None = None, threads: int | None = None,
-        rounds: int = 9, seed: int = 0, progress: Callable[[str], None] | None = None) -> Json:
+        rounds: int = 9, seed: int = 0, progress: Callable[[str], None] | None = None,
+        save: Callable[[Json], None] | None = None) -> Json:
     """Measure `cases` and give everything there is to say about them, ready for JSON.
 
     Parameters
@@ -107,6 +108,8 @@ def run(
         Of the random inputs.
     progress : callable, optional
         Called with the text of each step as it begins; `steps` says how many there will be.
+    save : callable, optional
+        Called after each case with the result so far.
 
     Returns
     -------
@@ -116,28 +119,35 @@ def run(
     contenders = contenders or CONTENDERS
     threads = threads or attnc.get_num_threads()
     progress = progress or (lambda text: None)
-    workers, libraries = {}, {}
+    described = machine.describe(threads)
+    workers: dict[str, Worker] = {}
+    results: list[Json] = []
+
+    def found() -> Json:
+        for worker in workers.values():
+            worker.revive()
+        return {
+            "format": FORMAT,
+            **described,
+            "blas": {name: worker.ask("libraries") for name, worker in workers.items()},
+            "settings": {"rounds": rounds, "seed": seed},
+            "cases": list(results),
+            "passed": all("failed" not in each for each in results),
+        }
+
     try:
         for name, setup in contenders.items():
             progress(f"starting {name}")
             workers[name] = Worker(setup, threads)
-        results = []
         for case in cases:
-            results.append(_measure(case, workers, rounds, seed, progress))
-        for name, worker in workers.items():
-            worker.revive()
-            libraries[name] = worker.ask("libraries")
+            measured = _measure(case, workers, rounds, seed, progress)
+            results.append(measured | {"commit": described["commit"]})
+            if save:
+                save(found())
+        return found()
     finally:
         for worker in workers.values():
             worker.close()
-    return {
-        "format": FORMAT,
-        **machine.describe(threads),
-        "blas": libraries,
-        "settings": {"rounds": rounds, "seed": seed},
-        "cases": results,
-        "passed": all("failed" not in each for each in results),
-    }
 
 
 def _measure(

@@ -123,19 +123,22 @@ def test_the_table_of_many_cores_is_the_committed_prediction():
     assert "1 of 2 cases are within 5 % on both." in text and "b (+1% on 1, -20% on 2)" in text
 
 
-def test_the_script_refuses_a_measurement_without_the_slow_cases(tmp_path, monkeypatch, capsys):
+def test_the_script_refuses_what_is_wrong_and_names_the_cases_that_are_missing(tmp_path, monkeypatch, capsys):
     script = benchmark_script()
     [result] = script.measurements(script.RESULTS)[:1]
+    assert "f32 1,8,8192,8192,128 causal;" not in script.whole([result]).partition("| case")[0]
     result["cases"] = [case for case in result["cases"] if "8192" not in case["name"]]
+    said = script.whole([result]).partition("| case")[0]
+    assert "Not measured: " in said and "f32 1,8,8192,8192,128 causal;" in said
     monkeypatch.setattr(script, "README", tmp_path / "README.md")
     monkeypatch.setattr(script, "PAGE", tmp_path / "PAGE.md")
     monkeypatch.setattr(script, "SPEED_PAGE", tmp_path / "speed.md")
     monkeypatch.setattr(script, "RESULTS", tmp_path)
-    (tmp_path / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    (tmp_path / "result.json").write_text(json.dumps(result | {"passed": False}), encoding="utf-8")
     script.README.write_text(TEXT, encoding="utf-8")
     script.SPEED_PAGE.write_text(SPEED, encoding="utf-8")
     assert script.main() == 1
-    assert "f32 1,8,8192,8192,128 causal" in capsys.readouterr().err
+    assert "not all is right" in capsys.readouterr().err
     assert script.README.read_text(encoding="utf-8") == TEXT and not script.PAGE.exists()
 
 

@@ -225,7 +225,7 @@ def assert_schema(result):
     softmax, weighted = {"shape", "axis", "bytes"}, {"q_heads", "kv_heads", "q_len", "kv_len", "value_dim", "flops"}
     gradients = attention - {"options", "bytes"}
     dense = {"batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim"}
-    always = {"name", "regime", "dtype", "contenders", "disturbed"}
+    always = {"name", "regime", "dtype", "contenders", "disturbed", "commit"}
     for case in result["cases"]:
         assert set(case) - always - {"limit", "share"} in (attention, softmax, weighted, gradients, dense)
         assert always <= set(case) and ("limit" in case) == ("share" in case)
@@ -284,6 +284,7 @@ def test_one_case_per_name_and_every_set_can_be_chosen_from():
         assert cases.select(name) == chosen
     assert [case.name for case in cases.select("full", "f64*causal")] == [
         "f64 1,12,1024,1024,64 causal", "f64 1,32/8,2048,2048,128 causal", "f64 1,8,8192,8192,128 causal"]
+    assert cases.select("full", "decode") == cases.REGIMES["decode"]
     with pytest.raises(ValueError, match="no case of the tiny set matches 'nothing'"):
         cases.select("tiny", "nothing")
 
@@ -330,6 +331,25 @@ def test_a_share_that_fell_is_a_regression():
     for other in (("base", 1), ("avx2", 2)):
         with pytest.raises(ValueError, match="cannot compare"):
             report.comparable(result_with(0.8), *other)
+
+
+def test_cases_are_added_to_a_measurement_of_the_same_machine():
+    def result(commit, *names, **parts):
+        return {"format": 2, "machine": {"isa": "base"}, "versions": {}, "settings": {"rounds": 9}, "commit": commit,
+                "blas": {commit: []}, "passed": True, **parts,
+                "cases": [{"name": name, "commit": commit} for name in names]}
+
+    old = result("first", "a", "b", "gone")
+    del old["cases"][0]["commit"]       # as older files
+    both = report.merged(old, result("second", "c", "b"), ["a", "b", "c", "d"])
+    assert [(case["name"], case["commit"]) for case in both["cases"]] == [("a", "first"), ("b", "second"),
+                                                                         ("c", "second")]
+    assert both["blas"] == {"first": [], "second": []} and both["passed"]
+    failed = result("second", "c") | {"cases": [{"name": "c", "failed": "wrong"}]}
+    assert not report.merged(old, failed, ["a", "c"])["passed"]
+    for part in ("machine", "versions", "settings", "format"):
+        with pytest.raises(ValueError, match=f"another {part}"):
+            report.merged(old, result("second", "c", **{part: {"other": 1}}), ["c"])
 
 
 class Clock:

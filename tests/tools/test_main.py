@@ -146,6 +146,26 @@ def test_bench_writes_json_and_compares_with_it(tmp_path, capsys, monkeypatch):
     assert r"the instruction set was \x1b[2J\u202e and is" in capsys.readouterr().err
 
 
+def test_cases_are_added_to_the_file_one_by_one(tmp_path, monkeypatch):
+    file, written = tmp_path / "result.json", []
+    whole = attnc.__main__.write_text
+    monkeypatch.setattr(attnc.__main__, "write_text", lambda *arguments: (written.append(arguments), whole(*arguments)))
+    arguments = ["bench", "--tiny", "--rounds", "1", "--threads", "1", "--peers", "", "--json", str(file)]
+
+    def names():
+        return [case["name"] for case in json.loads(file.read_text(encoding="utf-8"))["cases"]]
+
+    for add in (["--add"], []):         # nothing to add to; nothing asked to be kept
+        assert main([*arguments, *add, "--cases", "softmax"]) == 0
+        assert names() == ["f32 softmax 6,50", "f64 softmax 40,7 axis 0"] and len(written) == 2
+        written.clear()
+    assert main([*arguments, "--add", "--cases", "f64"]) == 0
+    assert names() == ["f64 2,2,5,7,8", "f32 softmax 6,50", "f64 softmax 40,7 axis 0"]
+    assert main([*arguments, "--add", "--cases", "f64", "--threads", "2"]) == 2
+    assert main([*arguments[:-2], "--add"]) == 2, "--add without --json"
+    assert names() == ["f64 2,2,5,7,8", "f32 softmax 6,50", "f64 softmax 40,7 axis 0"]
+
+
 def test_a_folder_holds_a_result_for_each_make_of_processor(tmp_path, capsys, monkeypatch):
     for module in (report.tables, report.comparison):
         monkeypatch.setattr(module, "disturbed", lambda case, result: False)

@@ -109,8 +109,8 @@ def regime(name: str) -> str | None:
 
 
 def matches(name: str, pattern: str | None) -> bool:
-    """Whether a case's name holds the glob `pattern`."""
-    return pattern is None or fnmatchcase(name, f"*{pattern}*")
+    """Whether a case's name holds the glob `pattern`, or its regime is of that name."""
+    return pattern is None or fnmatchcase(name, f"*{pattern}*") or regime(name) == pattern
 
 
 def select(name: str, pattern: str | None = None) -> tuple[BenchCase, ...]:

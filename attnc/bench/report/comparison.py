@@ -1,6 +1,7 @@
-"""The comparison of two runs: which shares fell."""
+"""Two runs: which shares fell from one to the other, and both as one result."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnc.bench import Json
@@ -44,3 +45,18 @@ def regressions(old: Json, new: Json) -> list[str]:
             found.append(f"{case['name']}: share fell from {case['share']['median']:.0%} to "
                          f"{after['share']['median']:.0%}")
     return found
+
+
+def merged(old: Json, new: Json, order: Sequence[str]) -> Json:
+    """`new` with the cases of `old` that it has not measured, sorted by the names in `order`; others are dropped.
+
+    ValueError if another processor, other versions or other settings measured them. Each case keeps its commit.
+    """
+    for part in ("format", "machine", "versions", "settings"):
+        if old.get(part) != new[part]:
+            raise ValueError(f"cannot add cases to a measurement of another {part}: {old.get(part)}, now {new[part]}")
+    known = {case["name"]: {"commit": old.get("commit"), **case} for case in old["cases"]}
+    known |= {case["name"]: case for case in new["cases"]}
+    chosen = [known[name] for name in order if name in known]
+    return new | {"blas": old.get("blas", {}) | new["blas"], "cases": chosen,
+                  "passed": all("failed" not in case for case in chosen)}
