@@ -29,6 +29,15 @@ def test_rings(ranks, seed):
     assert done.stdout.strip() == "all right"
 
 
+def test_examples(python):
+    assert python("""
+import doctest
+from attnc.integrations import mpi
+found = doctest.testmod(mpi)
+print(found.failed, found.attempted > 5)
+""") == "0 True"
+
+
 @pytest.mark.parametrize("order", ["contiguous", "zigzag"])
 @pytest.mark.parametrize(("length", "size"), [(16, 4), (17, 3), (2, 5), (0, 2)])
 def test_pieces_are_a_partition(length, size, order):

@@ -200,8 +200,13 @@ def test_the_walk_of_imports_sees_what_is_there():
 
 # Examples
 
-@pytest.mark.parametrize("path", [path for path in MODULES if ">>>" in path.read_text()],
-                         ids=lambda path: str(path.relative_to(FOLDER)))
+# Those of mpi.py start MPI, for which test_mpi.py has a process of its own.
+EXAMPLES = [path for path in MODULES if ">>>" in path.read_text() and path.name != "mpi.py"]
+
+
+@pytest.mark.parametrize("path", [
+    pytest.param(path, marks=pytest.mark.peers if "integrations" in path.parts else ()) for path in EXAMPLES
+], ids=lambda path: str(path.relative_to(FOLDER)))
 def test_examples(path, isa):
     parts = path.relative_to(FOLDER.parent).with_suffix("").parts
     if "integrations" in parts:
