@@ -170,8 +170,8 @@ INLINE void T(product_tile)(const int rows, const int vectors, const REAL *w, ix
         }
 }
 
-/* First vector of a chunk of a row: chunks differ by at most one vector. */
-INLINE ix T(first_vector)(ix vectors, ix chunk) { return chunk * vectors / ceil_div(vectors, TILE_VECTORS); }
+/* First vector of one of the chunks of a row: chunks differ by at most one vector. */
+INLINE ix T(first_vector)(ix vectors, ix chunk, ix chunks) { return chunk * vectors / chunks; }
 
 /* product_tile() with `vectors` as a constant. */
 INLINE void T(product_chunk)(const int rows, ix vectors, const REAL *w, ix across, ix along, const REAL *x, ix stride,
@@ -186,12 +186,12 @@ STEP void T(add_query_gradients)(const Params *p, const Gradients *w, const Task
                                  GradientScratch *b) {
     REAL *o = sums;
     const ix stride = w->factor_stride;
-    ix all = stride / LANES - 1, keys = t->column_stop - t->column;
+    ix all = stride / LANES - 1, chunks = ceil_div(all, TILE_VECTORS), keys = t->column_stop - t->column;
     const REAL *coefficients = G_(scores) + r0 * p->width + t->column;
     const REAL *rows_of_keys = G_(key_rows) + t->column * stride;
     o += r0 * stride;
-    for (ix c = 0; T(first_vector)(all, c) < all; c++) {
-        ix from = T(first_vector)(all, c), vectors = T(first_vector)(all, c + 1) - from;
+    for (ix c = 0; c < chunks; c++) {
+        ix from = T(first_vector)(all, c, chunks), vectors = T(first_vector)(all, c + 1, chunks) - from;
         const REAL *x = rows_of_keys + from * LANES;
 #define ROWS(rows) T(product_chunk)(rows, vectors, coefficients, p->width, 1, x, stride, keys, o + from * LANES)
         ROW_CASES(n, ROWS)
@@ -215,9 +215,9 @@ static void T(set_spans)(const Task *t, ix keys, GradientScratch *b) {
 /* sums[key] += the sum over rows of coefficients[row][key] * x[row]. */
 static void T(add_to_keys)(const Params *p, const REAL *coefficients, const REAL *x, ix stride, ix keys,
                            const Range *span, REAL *sums) {
-    ix all = stride / LANES - 1;
-    for (ix c = 0; T(first_vector)(all, c) < all; c++) {
-        ix from = T(first_vector)(all, c), vectors = T(first_vector)(all, c + 1) - from;
+    ix all = stride / LANES - 1, chunks = ceil_div(all, TILE_VECTORS);
+    for (ix c = 0; c < chunks; c++) {
+        ix from = T(first_vector)(all, c, chunks), vectors = T(first_vector)(all, c + 1, chunks) - from;
         for (ix j = 0; j < keys; j += GROUP_ROWS) {
             Range rows = span[j / GROUP_ROWS];
             ix n = ix_min(GROUP_ROWS, keys - j);
