@@ -226,15 +226,16 @@ def _view(options: argparse.Namespace) -> int:
     from attnc._views import files, terminal
 
     source, tokens, key_tokens = files.read(options.file)
-    out = sys.stdout
+    out, progress = sys.stdout, sys.stderr.isatty()
     colour = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     encoding = out.encoding or "ascii"
     text = terminal.show(source, tokens, key_tokens, head=options.head, row=options.row, top=options.top, colour=colour,
-                         columns=shutil.get_terminal_size().columns, ascii=not _writes(encoding, terminal.SIGNS))
+                         columns=shutil.get_terminal_size().columns, ascii=not _writes(encoding, terminal.SIGNS),
+                         progress=progress)
     print(text.encode(encoding, "replace").decode(encoding))
     if options.html:
         page = attnc.explorer(source, tokens, key_tokens=key_tokens, path=options.html, head=options.head,
-                              row=options.row, title=options.file.stem, progress=sys.stderr.isatty())
+                              row=options.row, title=options.file.stem, progress=progress)
         print(f"\n{visible(str(options.html))}: a page of all heads, {round(len(page.html.encode()) / 1000):,} kB; "
               f"open {address(options.html)} in a browser")
     if options.plot:
@@ -245,8 +246,9 @@ def _view(options: argparse.Namespace) -> int:
 
 def _plot(options: argparse.Namespace, source: Source, tokens: list[str] | None, key_tokens: list[str] | None) -> None:
     one = options.head is not None or source.shape[0] * source.shape[1] == 1
-    drawn = (attnc.plot.heatmap(source, tokens, key_tokens=key_tokens, head=options.head).figure if one
-             else attnc.plot.heads(source))
+    progress = sys.stderr.isatty()
+    drawn = (attnc.plot.heatmap(source, tokens, key_tokens=key_tokens, head=options.head, progress=progress).figure
+             if one else attnc.plot.heads(source, progress=progress))
     with whole(options.plot) as part:
         drawn.savefig(part, dpi=150)
 

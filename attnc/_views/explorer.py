@@ -158,8 +158,8 @@ def _data(
         source: Source, summary: Sequence[np.ndarray], bins: tuple[int, int], top: int, cross: bool) -> dict[str, Any]:
     """Data of the page: maps, rows and statistics, encoded."""
     layers, heads, q_len, kv_len = source.shape
-    pooled, weights, keys, entropy, distance = summary
-    nowhere, first = source.no_key(), source.column(0)
+    pooled, weights, keys, entropy, distance, nowhere = summary
+    first = source.column(0)
     shares = [first, nowhere if nowhere.any() else None]
     largest = np.maximum(np.nan_to_num(pooled).max((-1, -2)), np.finfo(np.float32).tiny)
     # The fourth root: colours that end at a percentile, a small part of the largest, still have many steps.

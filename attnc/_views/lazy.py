@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._types import ArrayLike, Progress, Reduced
+from ..weights._slices import part
+from ..weights._sweeps import Steps
 
 if TYPE_CHECKING:
     from ..weights import AttentionWeights
@@ -46,37 +48,51 @@ class Lazy:
         return np.asarray(array).reshape(*self.shape[:2], *array.shape[len(self.lead):])
 
     def map(self, bins: tuple[int, int], reduce: Reduced, progress: Progress = None) -> np.ndarray:
-        return self._seen(self.weights.map(bins, reduce=reduce, progress=progress), bins)
+        even = self.weights._even()
+        with Steps(progress, 1 + (even is not None)) as steps:
+            return self._seen(even, self.weights.map(bins, reduce=reduce, progress=steps.part()), bins, steps)
 
     def summary(self, bins: tuple[int, int], k: int, progress: Progress = None) -> tuple[np.ndarray, ...]:
-        found: Any = self.weights.summary(topk=k, entropy=True, mean_distance=True, map=bins, progress=progress)
-        return (self._seen(found.map, bins), self._shaped(found.topk.weights), self._shaped(found.topk.indices),
-                self._shaped(found.entropy), self._shaped(found.mean_distance))
-
-    def _seen(self, pooled: np.ndarray, bins: tuple[int, int]) -> np.ndarray:
-        """The map with NaN in cells where nothing is allowed."""
-        pooled = self._shaped(pooled)
         even = self.weights._even()
+        with Steps(progress, 1 + (even is not None) + (not self._whole)) as steps:
+            found: Any = self.weights.summary(topk=k, entropy=True, mean_distance=True, map=bins,
+                                              progress=steps.part())
+            return (self._seen(even, found.map, bins, steps), self._shaped(found.topk.weights),
+                    self._shaped(found.topk.indices), self._shaped(found.entropy), self._shaped(found.mean_distance),
+                    self.no_key(None if self._whole else steps.part()))
+
+    def _seen(self, even: AttentionWeights | None, pooled: np.ndarray, bins: tuple[int, int],
+              steps: Steps) -> np.ndarray:
+        """The map with NaN in cells where nothing is allowed; `even` are weights of the same visible keys."""
+        pooled = self._shaped(pooled)
         if even is None:
             return pooled
-        return np.where(even.map(bins, reduce="max").reshape(pooled.shape) > 0, pooled, np.nan)
+        return np.where(even.map(bins, reduce="max", progress=steps.part()).reshape(pooled.shape) > 0, pooled, np.nan)
 
-    def entropy(self) -> np.ndarray:
-        return self._shaped(self.weights.entropy())
+    def entropy(self, progress: Progress = None) -> np.ndarray:
+        return self._shaped(self.weights.entropy(progress=progress))
 
-    def mean_distance(self) -> np.ndarray:
-        return self._shaped(self.weights.mean_distance())
+    def mean_distance(self, progress: Progress = None) -> np.ndarray:
+        return self._shaped(self.weights.mean_distance(progress=progress))
 
-    def no_key(self) -> np.ndarray:
+    def no_key(self, progress: Progress = None) -> np.ndarray:
         weights = self.weights
         if self._whole:
             return np.zeros(self.shape[:3])
-        return self._shaped(missing(weights.lost_mass(np.zeros((1, 1), bool)), self._slack, weights.lse > -np.inf))
+        lost = weights.lost_mass(np.zeros((1, 1), bool), progress=progress)
+        return self._shaped(missing(lost, self._slack, weights.lse > -np.inf))
 
-    def column(self, key: int) -> np.ndarray:
+    def column(self, key: int, progress: Progress = None) -> np.ndarray:
+        self._know_rows(progress)
         return self._shaped(self.weights[..., key])
 
-    def diagonal(self, offset: int, block: int = 64) -> np.ndarray:
+    def _know_rows(self, progress: Progress) -> None:
+        """Compute what each weight needs to know of its row, which takes one sweep."""
+        with self.weights._answer(progress) as steps:
+            self.weights._norm(steps.part())
+
+    def diagonal(self, offset: int, progress: Progress = None, block: int = 64) -> np.ndarray:
+        self._know_rows(progress)
         q_len, kv_len = self.shape[2:]
         found = np.zeros(self.shape[:3], self.weights.dtype)
         for start in range(max(0, -offset), min(q_len, kv_len - offset), block):
@@ -90,10 +106,18 @@ class Lazy:
         share, even = self.weights[(*places, row)], self.weights._even()
         nowhere = np.zeros(())
         if not self._whole:
-            nowhere = missing(share.sum(), self._slack, self.weights.lse[(*places, row)] > -np.inf)
+            nowhere = missing(share.sum(), self._slack, self._lse_of(places, row) > -np.inf)
         if even is None:
             return share, np.ones(share.shape, bool), nowhere
         return share, even[(*(places or (0,)), row)] > 0, nowhere
 
-    def key_mass(self) -> np.ndarray:
-        return self._shaped(self.weights.key_mass(normalize=True))
+    def _lse_of(self, places: tuple[int, ...], row: int) -> np.ndarray:
+        """The lse of one row, without those of the others."""
+        W = self.weights
+        if W._given is not None:
+            return np.asarray(W._given[(*places, row)])
+        one = W.head(*places) if places else W
+        return type(W)._of(part(one._a, rows=slice(row, row + 1)), None).lse.reshape(())
+
+    def key_mass(self, progress: Progress = None) -> np.ndarray:
+        return self._shaped(self.weights.key_mass(normalize=True, progress=progress))

@@ -11,7 +11,7 @@ from .._checks import integer
 from .._checks.arrays import as_array, describe
 from .._types import ArrayLike, Head, Progress, Reduced, Shape
 from ..weights import AttentionWeights
-from ..weights._sweeps import Steps
+from ..weights._sweeps import Steps as Steps
 from .lazy import Lazy, missing, slack
 from .tokens import starts
 
@@ -169,8 +169,8 @@ class Dense:
         return one
 
     def summary(self, bins: tuple[int, int], k: int, progress: Progress = None) -> tuple[np.ndarray, ...]:
-        """All that a page shows of rows: map, top weights and keys, entropy, mean distance."""
-        return self.map(bins, "mean"), *self.topk(k), self.entropy(), self.mean_distance()
+        """All that a page shows of rows: map, top weights and keys, entropy, mean distance, the share on no key."""
+        return self.map(bins, "mean"), *self.topk(k), self.entropy(), self.mean_distance(), self.no_key()
 
     def topk(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k largest weights of each row and their keys; -1 where there is none."""
@@ -186,17 +186,17 @@ class Dense:
         found = np.take_along_axis(self.allowed, keys, -1)
         return np.take_along_axis(self.weights, keys, -1), np.where(found, keys, -1)
 
-    def entropy(self) -> np.ndarray:
+    def entropy(self, progress: Progress = None) -> np.ndarray:
         return np.asarray(_entropy(self.weights) + _entropy(self.no_key()[..., None]))
 
-    def no_key(self) -> np.ndarray:
+    def no_key(self, progress: Progress = None) -> np.ndarray:
         """The share of each row that went to no key, as with sinks."""
         return missing(self.weights.sum(-1), self._slack, self.allowed.any(-1)).astype(self.weights.dtype)
 
-    def column(self, key: int) -> np.ndarray:
+    def column(self, key: int, progress: Progress = None) -> np.ndarray:
         return np.asarray(self.weights[..., key])
 
-    def diagonal(self, offset: int) -> np.ndarray:
+    def diagonal(self, offset: int, progress: Progress = None) -> np.ndarray:
         """The weight of each row on the key `offset` after its index; 0 where there is none."""
         at = np.arange(self.shape[2]) + offset
         there = (at >= 0) & (at < self.shape[3])
@@ -207,12 +207,12 @@ class Dense:
         share, allowed = self.weights[layer, head, row], self.allowed[layer, head, row]
         return share, allowed, missing(share.sum(), self._slack, allowed.any())
 
-    def mean_distance(self) -> np.ndarray:
+    def mean_distance(self, progress: Progress = None) -> np.ndarray:
         at = np.arange(self.shape[2])[:, None] + self.shape[3] - self.shape[2]
         far = np.abs(at - np.arange(self.shape[3]))
         return np.asarray((self.weights * far.astype(self.weights.dtype)).sum(-1))
 
-    def key_mass(self) -> np.ndarray:
+    def key_mass(self, progress: Progress = None) -> np.ndarray:
         """Mean weight that each key gets from the rows that may see it."""
         seen = self.allowed.sum(-2)
         return np.asarray(np.divide(self.weights.sum(-2), seen, out=np.zeros(seen.shape), where=seen > 0))
@@ -234,7 +234,12 @@ class Stack:
     def __getattr__(self, name: str) -> Callable[..., np.ndarray]:
         if name not in ("entropy", "no_key", "column", "diagonal", "mean_distance", "key_mass"):
             raise AttributeError(name)
-        return lambda *arguments: np.concatenate([getattr(part, name)(*arguments) for part in self.parts])
+
+        def over_parts(*arguments: int, progress: Progress = None) -> np.ndarray:
+            with Steps(progress, len(self.parts)) as steps:
+                return np.concatenate([getattr(part, name)(*arguments, progress=steps.part()) for part in self.parts])
+
+        return over_parts
 
     def map(self, bins: tuple[int, int], reduce: Reduced, progress: Progress = None) -> np.ndarray:
         with Steps(progress, len(self.parts)) as steps:

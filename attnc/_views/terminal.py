@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .._types import Head, Tokens
+from .._types import Head, Progress, Tokens
 from .colours import ramp
 from .source import Source, check_row, entropy_of, head_name, pick, telling
 from .tokens import check_bins, check_tokens, shorten, starts, width
@@ -18,7 +18,7 @@ LABEL = 14
 
 def show(
         source: Source, tokens: Tokens = None, key_tokens: Tokens = None, *, head: Head = None, row: int | None = None,
-        top: int = 8, columns: int = 80, colour: bool = False, ascii: bool = False) -> str:
+        top: int = 8, columns: int = 80, colour: bool = False, ascii: bool = False, progress: Progress = None) -> str:
     """The text of a map and one of its rows.
 
     Parameters
@@ -36,6 +36,8 @@ def show(
         Backgrounds in 256 colours instead of shades.
     ascii : bool
         Only ASCII signs, for terminals that have no others.
+    progress : bool or function, optional
+        As in `AttentionWeights.map`, for lazy weights.
 
     Returns
     -------
@@ -50,7 +52,7 @@ def show(
     label = max(map(width, (shorten(name, LABEL) for name in names or [str(q_len - 1)])))
     max_cells = max((columns - label - 3) // 2, 4)
     bins = min(check_bins(None, q_len, kv_len, max_cells)[0], 32), check_bins(None, q_len, kv_len, max_cells)[1]
-    pooled = one.map(bins, "mean").reshape(-1, *bins)
+    pooled = one.map(bins, "mean", progress).reshape(-1, *bins)
     allowed = ~np.isnan(pooled).all(0)
     pooled = np.where(allowed, np.nan_to_num(pooled).mean(0), np.nan)
     row = telling(pooled, q_len) if row is None else check_row(source, row)

@@ -9,7 +9,7 @@ import numpy as np
 from .._checks import integer
 from .._checks.weights import check_progress
 from .._types import ArrayLike, Bins, Head, Progress, Reduced, Tokens
-from .._views.source import Source, head_name, load, pick
+from .._views.source import Source, Steps, head_name, load, pick
 from .._views.tokens import check_bins, check_tokens, starts
 from . import _style
 
@@ -160,15 +160,17 @@ def _over_heads(pooled: np.ndarray, reduce: Reduced) -> np.ndarray:
     return np.where(allowed, filled.mean(0) if reduce == "mean" else filled.max(0), np.nan)
 
 
-def statistic(source: Source, name: str) -> np.ndarray:
+def statistic(source: Source, name: str, progress: Progress = None) -> np.ndarray:
     """One number for each head, (layers, heads): the mean over its rows."""
     q_len, kv_len = source.shape[2:]
     if name == "entropy":
-        rows = source.entropy()
+        rows = source.entropy(progress=progress)
     elif name == "distance":
-        rows = source.mean_distance()
+        rows = source.mean_distance(progress=progress)
+    elif name == "first":
+        rows = source.column(0, progress=progress)
     else:
-        rows = source.column(0) if name == "first" else source.diagonal(kv_len - q_len - 1)
+        rows = source.diagonal(kv_len - q_len - 1, progress=progress)
     return np.asarray(rows.mean(-1))
 
 
@@ -200,7 +202,7 @@ def heads(
     figure : matplotlib Figure or SubFigure, optional
         Where to draw; by default a new one.
     progress : bool or function, optional
-        Of the maps, as in `AttentionWeights.map`.
+        As in `AttentionWeights.map`, for lazy weights.
 
     Returns
     -------
@@ -226,7 +228,10 @@ def heads(
         raise ValueError(f"order must be None or one of {', '.join(map(repr, STATISTICS))}, got {order!r}")
     most = layers * count if most is None else integer("most", most, 1, _style.MAX_COUNT)
     bins = check_bins(bins, q_len, kv_len, 48)
-    shown, texts = _ordered(source, order, min(most, layers * count))
+    check_reduce(reduce)
+    with Steps(progress, 1 if order is None else 2) as steps:
+        shown, texts = _ordered(source, order, min(most, layers * count), steps)
+        maps = source.map(bins, reduce, steps.part())
     if columns is None:
         columns = count if order is None and layers > 1 else _columns(len(shown))
     columns = min(integer("columns", columns, 1, _style.MAX_COUNT), len(shown))
@@ -237,7 +242,6 @@ def heads(
         side = _side(figure, columns, lines, title)
         size = min(size, 72 * side / (0.6 * max(len("L00 H00"), len(texts[0]))))
     above = title / side
-    maps = source.map(bins, check_reduce(reduce), progress)
     scale, words = _style.norm(norm, np.nanmax(maps, initial=0))
     from matplotlib.image import AxesImage
 
@@ -278,13 +282,13 @@ def _columns(count: int) -> int:
     return min(count, 4) if count <= 12 else max(6, round((4 / 3 * count) ** 0.5))
 
 
-def _ordered(source: Source, order: str | None, most: int) -> tuple[list[tuple[int, int]], list[str]]:
+def _ordered(source: Source, order: str | None, most: int, steps: Steps) -> tuple[list[tuple[int, int]], list[str]]:
     """The (layer, head) of each map and what its title adds."""
     layers, count = source.shape[:2]
     pairs = [(layer, head) for layer in range(layers) for head in range(count)]
     if order is None:
         return pairs[:most], [""] * most
-    values = statistic(source, order)
+    values = statistic(source, order, steps.part())
     sign = 1 if order in ("entropy", "distance") else -1
     pairs.sort(key=lambda pair: sign * values[pair])
     return pairs[:most], ["\n" + STATISTICS[order].format(values[pair]) for pair in pairs[:most]]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .._checks import integer
-from .._types import ArrayLike, Head, Tokens
+from .._checks.weights import check_progress
+from .._types import ArrayLike, Head, Progress, Tokens
 from .._views.source import Source, check_row, entropy_of, head_name, load, pick
 from .._views.tokens import shorten
 from . import _style
@@ -106,7 +107,7 @@ def _label(keys: list[str] | None, at: int) -> str:
 
 def key_mass(
         weights: ArrayLike | Source, tokens: Tokens = None, *, head: Head = None, mask: ArrayLike | None = None,
-        name: int = 3, ax: Axes | None = None) -> Axes:
+        name: int = 3, ax: Axes | None = None, progress: Progress = None) -> Axes:
     """Draw how much weight each key receives: the mean over the rows that may see it.
 
     Parameters
@@ -121,6 +122,8 @@ def key_mass(
     name : int
         How many of the largest are named over their bars, where the axis cannot name all keys. The smallest
         are left out where the names would take more than half of the height.
+    progress : bool or function, optional
+        As in `AttentionWeights.key_mass`, for lazy weights.
 
     Returns
     -------
@@ -143,9 +146,9 @@ def key_mass(
     layers, heads, _, kv_len = source.shape
     keys = _names(None, tokens, *source.shape[2:])[1]
     integer("name", name, 0, _style.MAX_COUNT)
-    mass = source.key_mass()
+    check_progress(progress)
     chosen = None if head is None and layers * heads > 1 else pick(source, head)
-    mass = mass.mean((0, 1)) if chosen is None else mass[chosen]
+    mass = (source if chosen is None else source.only(*chosen)).key_mass(progress=progress).mean((0, 1))
     made, ax = ax is None, _style.new_axes(ax, figsize=(7, 3))
     _style.frame(ax)
     ax.grid(axis="y", color=_style.PAPER, linewidth=1)

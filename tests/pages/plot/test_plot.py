@@ -14,8 +14,10 @@ matplotlib = pytest.importorskip("matplotlib")
 from drawn import cells, inside, overlaps, texts  # noqa: E402
 from matplotlib import pyplot  # noqa: E402
 
-from attnc import plot  # noqa: E402
+from attnc import _call, plot  # noqa: E402
 from attnc.__main__ import main  # noqa: E402
+from attnc._views.lazy import Lazy  # noqa: E402
+from attnc.plot._maps import STATISTICS  # noqa: E402
 
 # Maps
 
@@ -383,12 +385,44 @@ def test_dollar_signs_are_letters():
     assert inside(ax.figure) == []
 
 
-def test_maps_of_lazy_weights_report_progress():
+@pytest.mark.parametrize("options", [{}, {"causal": True, "sinks": np.zeros(3)}], ids=["plain", "options"])
+def test_figures_of_lazy_weights_report_progress(options, monkeypatch):
+    """From 0 to 1, and every sweep over all rows has a part in it."""
+    silent, run = [], _call.run
+    monkeypatch.setattr(_call, "run", lambda mode, a, request=None, report=None, **named: (
+        silent.append(mode) if report is None and mode in ("attend", "key_statistics") else None,
+        run(mode, a, request, report, **named))[1])
     rng = np.random.default_rng(0)
-    layers = [attnc.AttentionWeights(*rng.standard_normal((2, 3, 40, 8))) for _ in range(3)]
-    for draw, weights in ((attnc.plot.heatmap, layers[0]), (attnc.plot.heatmap, layers), (attnc.plot.heads, layers)):
-        told = []
-        draw(weights, progress=lambda done, total, told=told: told.append(done / total))
-        assert told and told == sorted(told) and told[-1] == 1
-    with pytest.raises(TypeError, match="progress must be"):
-        attnc.plot.heatmap(np.eye(3), progress=3)
+    draws = [(attnc.plot.heatmap, {}), (attnc.plot.heads, {}), (attnc.plot.key_mass, {}),
+             *((attnc.plot.heads, {"order": order}) for order in STATISTICS)]
+    for draw, more in draws:
+        for count in 1, 3:
+            layers = [attnc.AttentionWeights(*rng.standard_normal((2, 3, 40, 8)), **options) for _ in range(count)]
+            told = []
+            draw(layers, **more, progress=lambda done, total, told=told: told.append(done / total))
+            assert len(told) >= count and told == sorted(told) and told[-1] == 1 and silent == []
+    for draw in attnc.plot.heatmap, attnc.plot.heads, attnc.plot.key_mass:
+        with pytest.raises(TypeError, match="progress must be"):
+            draw(np.eye(3), progress=3)
+
+
+def test_a_row_and_the_mass_of_one_head_need_no_other_row_or_head(monkeypatch):
+    """Sinks and a given lse among them: what went to no key is that of the row."""
+    counted, run = [], _call.run
+    monkeypatch.setattr(_call, "run", lambda mode, a, *rest, **named: (
+        counted.append((a.q_heads, a.q_len)), run(mode, a, *rest, **named))[1])
+    rng = np.random.default_rng(0)
+    query, key = rng.standard_normal((2, 4, 40, 8))
+    for options in {}, {"sinks": np.zeros(4)}, {"sinks": np.zeros(4), "causal": True, "window": (3, 0)}:
+        W = attnc.AttentionWeights(query, key, **options)
+        attnc.plot.row(W, 7, head=2)
+        assert {rows for _, rows in counted} == {1}
+        counted.clear()
+        attnc.plot.key_mass(W, head=2)
+        assert {heads for heads, _ in counted} == {1}
+        counted.clear()
+        for head, row in (2, 0), (1, 39):
+            share, _, nowhere = Lazy(W).row(0, head, row)
+            np.testing.assert_allclose(nowhere, 1 - W.dense()[head, row].sum() if "sinks" in options else 0, atol=1e-6)
+            np.testing.assert_array_equal(share, W.dense()[head, row])
+        counted.clear()
