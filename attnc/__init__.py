@@ -9,6 +9,7 @@ from .backward import attention_backward, log_softmax_backward, softmax_backward
 from .cache import KVCache
 from .config import show_config
 from .masks import alibi_slopes
+from .pages import PagedKVCache
 from .relative import t5_relative_bias, t5_relative_bias_backward
 from .results import AttentionGradients, AttentionResult
 from .softmax import log_softmax, softmax
@@ -23,12 +24,11 @@ if TYPE_CHECKING:       # imported on first access, see __getattr__
 
     __version__: str
 
-__all__ = ["AttentionGradients", "AttentionResult", "AttentionState", "AttentionWeights", "KVCache", "alibi_slopes",
-           "align", "attention", "attention_backward", "attention_scores", "attention_varlen",
-           "attention_varlen_backward", "attention_weights", "attention_weights_varlen", "explorer",
-           "get_num_threads", "isa", "log_softmax", "log_softmax_backward", "merge_states", "rollout",
-           "set_num_threads", "show_config", "softmax", "softmax_backward", "t5_relative_bias",
-           "t5_relative_bias_backward", "threads", "weighted_sum"]
+__all__ = ["AttentionGradients", "AttentionResult", "AttentionState", "AttentionWeights", "KVCache", "PagedKVCache",
+           "alibi_slopes", "align", "attention", "attention_backward", "attention_scores", "attention_varlen",
+           "attention_varlen_backward", "attention_weights", "attention_weights_varlen", "explorer", "get_num_threads",
+           "isa", "log_softmax", "log_softmax_backward", "merge_states", "rollout", "set_num_threads", "show_config",
+           "softmax", "softmax_backward", "t5_relative_bias", "t5_relative_bias_backward", "threads", "weighted_sum"]
 
 _MODULES = ("datasets", "integrations", "plot", "reference", "testing")     # imported on first access
 

@@ -1,4 +1,4 @@
-"""A lock of an object whose changes take turns; copies and pickles get one of their own."""
+"""Locks of objects whose changes take turns, and wait for readers; copies and pickles get locks of their own."""
 
 import threading
 from typing import Any
@@ -28,3 +28,44 @@ class Locked:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._lock = threading.RLock()
+
+
+class Readable(Locked):
+    """Base of objects that several threads read at a time; changes of what they read wait for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._readers: dict[threading.Lock, int] = {}       # the lock and the thread of each running call that reads
+
+    def _reader(self) -> threading.Lock:
+        """A lock to be held until the call has read; released in a `finally`, so that an interrupt releases it too."""
+        reader = threading.Lock()
+        reader.acquire()
+        return reader
+
+    def _enter(self, reader: threading.Lock) -> None:
+        with self._turn():
+            self._readers[reader] = threading.get_ident()
+
+    def _leave(self, reader: threading.Lock) -> None:
+        reader.release()
+        self._readers.pop(reader, None)
+
+    def _wait_for_readers(self) -> None:
+        """Wait for the reading calls of other threads; none begins while this thread holds the lock."""
+        for reader, thread in self._readers.copy().items():
+            if thread == threading.get_ident():
+                if reader.locked():
+                    raise RuntimeError(WITHIN.format(type(self).__name__))
+            else:
+                with reader:
+                    pass
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        del state["_readers"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._readers = {}

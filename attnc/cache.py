@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Never, Unpack, overload
 
 import numpy as np
@@ -23,7 +22,7 @@ from ._checks import (
 )
 from ._checks.arrays import float_array
 from ._checks.spellings import hides_unknown, unexpected
-from ._lock import WITHIN, Locked
+from ._lock import Readable
 from ._rows import Changes, aligned, make, quantized, read_only, slots
 from ._types import Array, ArrayLike, BlockMask, CacheOptions, DTypeLike, Integers, Layout, Wanted, Window
 from .attention import attend
@@ -31,7 +30,7 @@ from .results import AttentionResult
 from .weights import AttentionWeights
 
 
-class KVCache(Locked):
+class KVCache(Readable):
     """Keys and values of earlier tokens, for attention of the next ones; each batch element has its own length.
 
     An error leaves the cache unchanged; after Ctrl-C it is in the state before or after the change, never between the
@@ -225,11 +224,9 @@ sinks, q_segments, k_segments, q_lengths, layout, want, out, num_threads
         """
         if unknown:
             unexpected(KVCache.attend, unknown)
-        reader = threading.Lock()       # held until the rows are no longer read; an interrupt leaves it released
-        reader.acquire()
+        reader = self._reader()
         try:
-            with self._turn():
-                self._readers[reader] = threading.get_ident()
+            self._enter(reader)
             s = self._sizes
             check_attend(s, mask=mask, block_mask=block_mask, key_mask=key_mask, bias=bias,
                          relative_bias=relative_bias, window=window, q_offset=q_offset, q_segments=q_segments,
@@ -245,8 +242,7 @@ sinks, q_segments, k_segments, q_lengths, layout, want, out, num_threads
                 a.key, a.value, a.key_scale = self._keys, self._values, self._scales[0]
             return attend(a, self._scales[1])
         finally:
-            reader.release()
-            self._readers.pop(reader, None)
+            self._leave(reader)
 
     @hides_unknown
     def weights(
@@ -394,7 +390,6 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
     def __getstate__(self) -> dict[str, Any]:
         with self._turn():
             state = super().__getstate__()
-            del state["_readers"]
             for name in ("_lengths", "_oldest", "_evicted"):
                 state[name] = state[name].copy()
             for name in ("_keys", "_values", "_scales", "_positions"):
@@ -412,7 +407,7 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
             mine[:, :, :given.shape[2]] = given
 
     def _allocate(self) -> None:
-        """Allocate the rows, and a table of the running calls that read them: each call's lock and thread."""
+        """Allocate the rows."""
         s = self._sizes
         rows, scaled = (s.batch, s.kv_heads, s.capacity), s.dtype == np.int8
         self._keys = aligned((*rows, s.head_dim), s.dtype)
@@ -420,7 +415,6 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
         of_keys, of_values = (aligned(rows, np.dtype(np.float32)) if scaled else None for _ in range(2))
         self._scales = of_keys, of_keys if s.shared else of_values
         self._positions = None
-        self._readers: dict[threading.Lock, int] = {}
 
     def _rows(self) -> list[np.ndarray]:
         stored = (self._keys, self._scales[0]) if self._sizes.shared else (self._keys, self._values, *self._scales)
@@ -437,16 +431,6 @@ sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
     def _used(self) -> int:
         """Number of rows that hold a token of any batch element."""
         return min(int(self._lengths.max(initial=0)), self._sizes.capacity)
-
-    def _wait_for_readers(self) -> None:
-        """Wait for the `attend` calls of other threads; none begins while this thread holds the lock."""
-        for reader, thread in self._readers.copy().items():
-            if thread == threading.get_ident():
-                if reader.locked():
-                    raise RuntimeError(WITHIN.format(type(self).__name__))
-            else:
-                with reader:
-                    pass
 
     def _place(self, a: Args) -> None:
         """Set the positions of rows and of the query, unless rows hold tokens 0, 1, ... in order."""

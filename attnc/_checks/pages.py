@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import FLOAT16, FLOAT32, FLOAT64, as_array, check_fits, describe, float_array
+from .attention import check_groups
 from .options import INT64, integers
 from .scalars import integer
 
@@ -46,7 +47,7 @@ def open_pages(
     if table.ndim != 2 or len(table) != sequences:
         raise ValueError(f"block_table has shape {table.shape}; wanted (sequences, pages) = ({sequences}, pages)")
     table = integers("block_table", table)
-    lengths = integers("kv_lengths", kv_lengths, 0)
+    lengths = _whole("kv_lengths", kv_lengths, 0)
     check_fits("kv_lengths", lengths.shape, (sequences,), "(sequences,)", exact=1)
     for i in np.flatnonzero(lengths > table.shape[1] * page)[:1]:
         raise ValueError(f"kv_lengths is {lengths[i]} for sequence {i}, which has {table.shape[1]} pages of {page} in "
@@ -121,19 +122,20 @@ def paged_sizes(
     return PagedSizes(**sizes, dtype=dtype)
 
 
-def sequence_ids(ids: object, known: Any, issued: int, once: bool = False) -> list[int]:
+def sequence_ids(
+        name: str, ids: object, known: Any, issued: int, once: bool = False, one: bool = False) -> list[int]:
     """Ids of sequences that the cache holds, as a list; one id counts as a list of it."""
-    given = integers("ids", ids)
-    if given.ndim > 1:
-        raise ValueError(f"ids has shape {given.shape}; wanted an id or a list of ids")
+    given = _whole(name, ids)
+    if given.ndim > (0 if one else 1):
+        raise ValueError(f"{name} has shape {given.shape}; wanted an id{'' if one else ' or a list of ids'}")
     found: list[int] = given.reshape(-1).tolist()
     for i in found:
         if i not in known:
             state = "was freed" if 0 <= i < issued else "was never added"
-            raise ValueError(f"ids names sequence {i}, which {state}; wanted ids that add() or fork() gave")
+            raise ValueError(f"{name} names sequence {i}, which {state}; wanted what add() or fork() gave")
     if once and len(set(found)) < len(found):
         twice = next(i for i in found if found.count(i) > 1)
-        raise ValueError(f"ids names sequence {twice} twice; wanted each once")
+        raise ValueError(f"{name} names sequence {twice} twice; wanted each once")
     return found
 
 
@@ -144,11 +146,23 @@ def counts_of(name: str, counts: object, tokens: int, of: str, sequences: int) -
             raise ValueError(f"{of} has {tokens} tokens for {sequences} sequences; wanted a multiple, or {name}= with "
                              "the number of each")
         return np.full(sequences, tokens // sequences if sequences else 0, INT64)
-    found = integers(name, counts, 0)
+    found = _whole(name, counts, 0)
     check_fits(name, found.shape, (sequences,), "(len(ids),)", exact=1)
     if found.sum() != tokens:
         raise ValueError(f"{name} sums to {found.sum()}; wanted {tokens}, the tokens of {of}")
     return found
+
+
+def paged_query(query: object, q_lengths: object, sizes: PagedSizes, sequences: int) -> np.ndarray:
+    """How many rows of a packed query each sequence has."""
+    x = as_array("query", query)
+    if x.ndim != 3:
+        raise ValueError(f"query has {x.ndim} axes, shape {x.shape}; wanted (tokens, q_heads, head_dim)")
+    check_groups("query", x.shape[1], "the cache", sizes.kv_heads, lambda: f"query {x.shape}")
+    if x.shape[2] != sizes.head_dim:
+        raise ValueError(f"query has head_dim {x.shape[2]}, the cache has {sizes.head_dim}; wanted equal: query "
+                         f"{x.shape}")
+    return counts_of("q_lengths", q_lengths, len(x), "query", sequences)
 
 
 def paged_tokens(
@@ -169,3 +183,8 @@ def check_room(needed: int, free: int, sizes: PagedSizes) -> None:
     if needed > free:
         raise MemoryError(f"{needed} more pages of {sizes.page} tokens are needed, and {free} of {sizes.n_pages} are "
                           "free; nothing was appended")
+
+
+def _whole(name: str, x: object, low: int = -2**63) -> np.ndarray:
+    """Integers, also those of an empty list, whose dtype in NumPy is float64."""
+    return integers(name, np.zeros(0, INT64) if isinstance(x, list | tuple) and not x else x, low)

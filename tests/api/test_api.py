@@ -153,6 +153,7 @@ MAY_IMPORT = {
     "varlen": {*FAST, "backward", "weights"},
     "_rows": set(),
     "cache": {*FAST, "_rows", "weights"},
+    "pages": {*FAST, "_rows", "varlen", "weights"},
     "threads": {"_checks", "_isa"},
     "_call": {"_checks", "_isa", "threads"},
     "config": {"_cpu", "_isa", "threads"},

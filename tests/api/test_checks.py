@@ -366,7 +366,7 @@ def test_weighted_sum_out_on_an_input():
         weighted_sum_args(weights, np.zeros((4, 5, 5)), weights, None)
 
 
-NO_ARRAYS_FIRST = ("AttentionWeights", "KVCache", "alibi_slopes", "align", "merge_states", "rollout",
+NO_ARRAYS_FIRST = ("AttentionWeights", "KVCache", "PagedKVCache", "alibi_slopes", "align", "merge_states", "rollout",
                    "t5_relative_bias", "t5_relative_bias_backward")
 
 

@@ -24,6 +24,10 @@ X = np.random.default_rng(0).standard_normal((2, 4, 3, 8))
      "KVCache(batch=2, kv_heads=4, head_dim=8, capacity=3, dtype=float32; 0 to 2 tokens)"),
     (lambda m: m.KVCache(0, 4, 8, 5, capacity=3, dtype=float),
      "KVCache(batch=0, kv_heads=4, head_dim=8, value_dim=5, capacity=3, dtype=float64; 0 tokens)"),
+    (lambda m: m.PagedKVCache(9, 16, 4, 8, dtype="float16"),
+     "PagedKVCache(n_pages=9, page=16, kv_heads=4, head_dim=8, dtype=float16; 0 sequences, 9 pages free)"),
+    (lambda m: m.PagedKVCache(0, 1, 4, 8, 5, dtype=float),
+     "PagedKVCache(n_pages=0, page=1, kv_heads=4, head_dim=8, value_dim=5, dtype=float64; 0 sequences, 0 pages free)"),
 ])
 def test_reprs(module, made, shown):
     assert repr(made(module)) == shown

@@ -292,6 +292,26 @@ def test_an_interrupted_cache_is_as_before_or_as_after(change, dtype, request):
     interrupted_everywhere(change, state)
 
 
+@pytest.mark.parametrize("change", [
+    lambda cache: cache.append([0, 2], *(x[0].swapaxes(0, 1) for x in rows_of(6)), lengths=[1, 5]),
+    lambda cache: cache.fork(0), lambda cache: cache.free([2, 0]),
+], ids=["append", "fork", "free"])
+def test_an_interrupted_paged_cache_is_as_before_or_as_after(change):
+    def state(cache):
+        if cache is None:
+            cache = attnc.PagedKVCache(9, 3, 1, 4, dtype="float32")
+            for n in (4, 5, 0):
+                cache.append(cache.add(), *(x[0].swapaxes(0, 1) for x in rows_of(n)))
+            cache.append(cache.fork(0), *(x[0].swapaxes(0, 1) for x in rows_of(0)))
+            return cache
+        lengths, table = cache.lengths, cache.block_table(list(cache.lengths))
+        held = [x[row].reshape(-1, 1, 4)[:n].tobytes() for x in (cache.keys, cache.values)
+                for row, n in zip(table, lengths.values(), strict=True)]
+        return lengths, table.tolist(), cache.free_pages, cache._state.issued, held
+
+    interrupted_everywhere(change, state)
+
+
 def test_an_interrupted_state_is_as_before_or_as_after():
     def state(found):
         if found is None:

@@ -39,6 +39,12 @@ def cache(dtype=np.float32, **options):
     return made
 
 
+def pages():
+    made = attnc.PagedKVCache(5, 2, 2, 4, dtype=np.float32)
+    made.append(made.add(), TOKENS, TOKENS)
+    return made
+
+
 def state():
     made = attnc.AttentionState(X)
     made.update(X, X)
@@ -86,6 +92,16 @@ CALLS = {      # what makes the object of a method, and what to call it with
     "KVCache.keep": (cache, dict(indices=np.array([[[0, 2], [1, -1]]])[..., :1])),
     "KVCache.truncate": (cache, dict(lengths=np.array([1]))),
     "KVCache.reorder": (cache, dict(indices=np.array([0]))),
+    "PagedKVCache": (None, dict(n_pages=5, page=2, kv_heads=2, head_dim=4, value_dim=3, dtype="float16")),
+    **{f"PagedKVCache.{name}": (pages, None) for name in ("keys", "values", "lengths", "free_pages", "nbytes")},
+    "PagedKVCache.add": (pages, {}),
+    "PagedKVCache.fork": (pages, dict(sequence=0)),
+    "PagedKVCache.free": (pages, dict(ids=[0])),
+    "PagedKVCache.append": (pages, dict(ids=np.array([0]), key=TOKENS, value=TOKENS, lengths=np.array([3]))),
+    "PagedKVCache.attend": (pages, dict(ids=[0], query=TOKENS, q_lengths=np.array([3]), causal=True, window=(1, 0),
+                                        sinks=np.zeros(2), bias=[np.zeros((3, 3))])),
+    "PagedKVCache.weights": (pages, dict(ids=0, query=TOKENS, q_lengths=[3], causal=True)),
+    "PagedKVCache.block_table": (pages, dict(ids=[0])),
     "causal_mask": (None, dict(q_len=2, kv_len=3, q_offset=np.array([1]))),
     "window_mask": (None, dict(q_len=2, kv_len=3, window=(1, None), q_offset=np.array([1]))),
     "length_mask": (None, dict(lengths=np.array([1, 2]), length=3)),
@@ -180,7 +196,7 @@ def test_results(name):
 
 @pytest.mark.parametrize("function", [
     operator.attrgetter(name)(module) for module in (attnc, attnc.reference)
-    for name in ("attention", "attention_varlen", "KVCache.attend")],
+    for name in ("attention", "attention_varlen", "KVCache.attend", "PagedKVCache.attend")],
     ids=lambda function: f"{function.__module__}.{function.__qualname__}")
 def test_overloads_take_the_options_of_the_function(function):
     own = {name: hint for name, hint in hints(function).items() if name != "unknown"}
