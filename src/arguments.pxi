@@ -117,10 +117,11 @@ cdef int open_operands(Params* p, object args, Views* views) except -1:
     return 0
 
 
-cdef int open_packed(Params* p, object q_starts, object k_starts, Views* views) except -1:
-    """Set the first rows of packed sequences in the arrays that are packed."""
+cdef int open_packed(Params* p, object q_starts, object k_starts, object key_rows, Views* views) except -1:
+    """Set where rows and keys lie: the first rows of packed sequences, and the rows of keys."""
     take(views, q_starts, &p.q_starts, 0)
     take(views, k_starts, &p.k_starts, 0)
+    take(views, key_rows, &p.key_rows, HEAD | COL)
     p.query.starts = p.out.starts = p.lse.starts = <const int64_t*> p.q_starts.data
     p.key.starts = p.value.starts = <const int64_t*> p.k_starts.data
     return 0

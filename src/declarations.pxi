@@ -102,7 +102,7 @@ cdef extern from "kernels.h" nogil:
         Array query, key, value, out, lse, weights, scores
         Array mask, block_mask, key_mask, bias, relative, q_offset, k_positions, sinks, slopes, q_segments, k_segments
         Array q_lengths, kv_lengths
-        Array q_starts, k_starts, key_scale, value_scale
+        Array q_starts, k_starts, key_rows, key_scale, value_scale
         Batch batch
         Py_ssize_t batches, q_heads, kv_heads, heads_per_kv, q_len, kv_len, head_dim, value_dim
         int mode, type, pairs, causal

@@ -26,7 +26,7 @@ MODES = {"attend": ATTEND, "scores": SCORES, "weighted_sum": WEIGHTED_SUM, "weig
 
 def compute(str mode, args, int threads, bint explicit, request=None, progress=None, *, value=None, out=None, lse=None,
             weights=None, scores=None, norm=None, given=None, value_scale=None,
-            q_starts=None, k_starts=None, grad_output=None, output=None, grad_lse=None, delta=None,
+            q_starts=None, k_starts=None, key_rows=None, grad_output=None, output=None, grad_lse=None, delta=None,
             d_query=None, d_key=None, d_value=None, d_bias=None, d_relative_bias=None, int relevance=0,
             row_factors=None, key_factors=None):
     """Run one call for checked arguments, and return its Plan.
@@ -44,7 +44,9 @@ def compute(str mode, args, int threads, bint explicit, request=None, progress=N
                        d_key its transpose times `row_factors`
 
     `value_scale` has the factors of int8 values; `q_starts` and `k_starts` are the first rows of packed sequences;
-    `progress` is a function of (done, total). For `threads` see enter_threads().
+    `key_rows`, contiguous int64 (batch..., kv_heads or 1, kv_len), is the row of key and value in which each key lies,
+    so that these may have any length, and what stands past a kv_length is not read; int8 keys, weighted_sum, d_key and
+    d_value do not go with it. `progress` is a function of (done, total). For `threads` see enter_threads().
     """
     cdef Call call
     cdef Gradients gradients
@@ -66,7 +68,7 @@ def compute(str mode, args, int threads, bint explicit, request=None, progress=N
         take(&views, weights, &p.weights, ALL_AXES, m != WEIGHTED_SUM)
         take(&views, scores, &p.scores, ALL_AXES, True)
         take(&views, value_scale, &p.value_scale, HEAD | ROW)
-        open_packed(p, q_starts, k_starts, &views)
+        open_packed(p, q_starts, k_starts, key_rows, &views)
         p.key_request.norm, p.key_request.given = <double*> pointer(norm, &views), pointer(given, &views)
         call.progress = NULL if progress is None else <void*> progress
         if m == BACKWARD:

@@ -63,8 +63,9 @@ STEP void T(pack_gradient_keys)(const Params *p, const Gradients *w, Task *t, ix
     T(pack)(p, t, block, b->keys);
     T(pack)(&w->products, &mirror, block, b->values);
     for (ix j = 0; rows && j < n; j++) {
-        REAL *x = G_(key_rows) + j * w->factor_stride;
-        T(load_row)(rows + (first + j) * a->row, a->col, a->dtype, w->factor_dim, x);
+        REAL *x = G_(key_factors) + j * w->factor_stride;
+        const ix row = w->relevance ? first + j : row_of_key(t, first + j);
+        T(load_row)(rows + row * a->row, a->col, a->dtype, w->factor_dim, x);
         for (ix d = w->factor_dim; d < w->factor_stride; d++) x[d] = 0;
         /* The dS of a key that is not finite are NaN or 0. */
         if (!T(is_finite)(x, w->factor_stride)) memset(x, 0, w->factor_stride * sizeof(REAL));
@@ -188,7 +189,7 @@ STEP void T(add_query_gradients)(const Params *p, const Gradients *w, const Task
     const ix stride = w->factor_stride;
     ix all = stride / LANES - 1, chunks = ceil_div(all, TILE_VECTORS), keys = t->column_stop - t->column;
     const REAL *coefficients = G_(scores) + r0 * p->width + t->column;
-    const REAL *rows_of_keys = G_(key_rows) + t->column * stride;
+    const REAL *rows_of_keys = G_(key_factors) + t->column * stride;
     o += r0 * stride;
     for (ix c = 0; c < chunks; c++) {
         ix from = T(first_vector)(all, c, chunks), vectors = T(first_vector)(all, c + 1, chunks) - from;

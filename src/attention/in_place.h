@@ -78,7 +78,8 @@ static __attribute__((noinline)) void T(score_strips)(const int pairs, const Par
                                                       ix row, const char *key, REAL *s) {
     const Array *a = &p->key;
     const ix depth = pairs ? p->head_dim / 2 : p->head_dim, bytes = p->head_dim * T(element_size)(a->dtype);
-    Prefetch prefetch = prefetch_from(a, bytes, key + PREFETCH_BYTES / bytes * a->row);
+    Prefetch prefetch = {0};
+    if (!t->key_rows) prefetch = prefetch_from(a, bytes, key + PREFETCH_BYTES / bytes * a->row);
     for (ix r = 0; r < t->rows; r += T(STRIP)) {
         const REAL *q = P_(strips) + r * p->depth_stride;
         if (pairs) T(strip_scores)(1, q, k, row, depth, &prefetch, s + r * p->width, p->width);
@@ -89,12 +90,12 @@ static __attribute__((noinline)) void T(score_strips)(const int pairs, const Par
 
 /* Sets the addresses of LANES keys: in place, or widened to REAL in t->line. Columns past `valid` repeat the last key;
  * they are masked later. */
-INLINE void T(find_keys)(const int dtype, int copied, int widened, const Params *p, Task *t, const char *key, ix valid,
+INLINE void T(find_keys)(const int dtype, int copied, int widened, const Params *p, Task *t, ix key, ix valid,
                          const char **k) {
     const Array *a = &p->key;
     for (ix v = 0; v < LANES; v++) {
         REAL *line = (REAL *)t->line + v * p->depth_stride;
-        k[v] = key + ix_min(v, valid - 1) * a->row;
+        k[v] = t->key + row_of_key(t, key + ix_min(v, valid - 1)) * a->row;
         if (!copied && !widened) continue;
         if (dtype == PAIRS && !copied) memcpy(line, k[v], 2 * p->head_dim);
         else if (dtype == PAIRS) LOAD_PAIRS(k[v], a->col, p->head_dim, line);
@@ -113,14 +114,18 @@ INLINE void T(score_keys)(const int dtype, int copied, const Params *p, Task *t,
     const char *keys = t->key + block * p->block_k * a->row, *k[LANES];
     const REAL *const *q_rows = (const REAL *const *)t->q_rows;
     const int strips = p->unfused == STRIPS;
-    Prefetch prefetch = prefetch_ahead_of(a, p->head_dim * T(element_size)(a->dtype), keys, t->from, 0), none = {0};
+    Prefetch prefetch = {0}, none = {0};
+    if (!t->key_rows)
+        prefetch = prefetch_ahead_of(a, p->head_dim * T(element_size)(a->dtype), keys, t->from, 0);
     for (ix j = t->from; j < t->to; j += LANES) {
         ix valid = ix_min(LANES, t->column_stop - j);
         const char *key = keys + j * a->row;
+        if (t->key_rows && (j - t->from) % GATHER_AHEAD == 0)
+            T(prefetch_rows)(t, a, t->key, p->head_dim, block * p->block_k + j, j == t->from);
         /* Rows a multiple of 4096 bytes apart share a cache set, so strips copy them. */
-        const int as_is = strips && !copied && (dtype == NATIVE || dtype == PAIRS) && valid == LANES
+        const int as_is = strips && !copied && !t->key_rows && (dtype == NATIVE || dtype == PAIRS) && valid == LANES
             && a->row % 4096 != 0;
-        if (!as_is) T(find_keys)(dtype, copied, strips, p, t, key, valid, k);
+        if (!as_is) T(find_keys)(dtype, copied, strips, p, t, block * p->block_k + j, valid, k);
         if (strips)
             T(score_strips)(dtype == PAIRS, p, t, as_is ? key : k[0],
                             as_is ? a->row : p->depth_stride * (ix)sizeof(REAL), key, P_(s) + j);
@@ -241,17 +246,31 @@ static __attribute__((noinline, cold)) void T(sum_nonfinite)(const Params *p, Ta
     }
 }
 
+/* Copies n value rows from key `first` on that follow from no stride, widened and padded; returns the copies. */
+static const char *T(gather_values)(const Params *p, Task *t, ix first, ix n, int from_start) {
+    const Array *a = &p->value;
+    for (ix j = 0; j < n; j++) {
+        REAL *x = (REAL *)t->gathered + j * p->value_stride;
+        if (j % GATHER_AHEAD == 0) T(prefetch_rows)(t, a, t->value, p->value_dim, first + j, from_start && j == 0);
+        T(load_row)(t->value + t->key_rows[first + j] * a->row, a->col, a->dtype, p->value_dim, x);
+        for (ix d = p->value_dim; d < p->value_stride; d++) x[d] = 0;
+    }
+    return t->gathered;
+}
+
 /* o = o * alpha + weights @ values in steps of IN_PLACE_KEYS keys, counted from key 0: a step's values stay in L1 for
  * all chunks of columns and register tiles of rows. The scales of int8 values multiply the weights. */
 STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
     const Array *a = &p->value;
-    const char *values = t->value + block * p->block_k * a->row;
     const REAL *alpha = P_(alpha), ones[IN_PLACE_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     const ix each = rows_of_sums(n);
     const int twice = n - each > GROUP_ROWS;
     REAL scaled[IN_PLACE_ROWS * IN_PLACE_KEYS];
     Prefetch none = {0};
     int copied, dtype = T(in_place_dtype)(a, p->value_dim, &copied);
+    const ix row = t->key_rows ? p->value_stride * (ix)sizeof(REAL) : a->row;
+    const ix col = t->key_rows ? (ix)sizeof(REAL) : a->col;
+    if (t->key_rows) copied = 0, dtype = NATIVE;
     T(rescale_nonfinite)(p, t, 0, n);
     for (ix from = t->column, stop; from < t->column_stop; from = stop, alpha = ones) {
         const REAL *w = P_(s) + from;
@@ -265,17 +284,21 @@ STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
             w = scaled;
             w_stride = IN_PLACE_KEYS;
         }
-        Prefetch prefetch = prefetch_ahead_of(a, p->value_dim * T(element_size)(a->dtype), values, from, twice);
+        const ix first = block * p->block_k + from;
+        const char *values = t->value + first * a->row;
+        Prefetch prefetch = {0};
+        if (t->key_rows) values = T(gather_values)(p, t, first, stop - from, from == t->column);
+        else prefetch = prefetch_ahead_of(a, p->value_dim * T(element_size)(a->dtype), values, 0, twice);
         for (ix c = 0; c < T(chunks)(p); c++) {
-            ix start = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - start, row = a->row;
-            const char *v = values + from * a->row + start * LANES * a->col;
+            ix start = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - start, v_stride = row;
+            const char *v = values + start * LANES * col;
             int as_is = !copied && T(in_place_chunk)(dtype, vectors);
             if (!as_is) {
                 ix valid = ix_min(vectors * LANES, p->value_dim - start * LANES);
                 memset(t->line, 0, vectors * LANES * sizeof(REAL));
-                T(pack_chunk)(0, a, v, NULL, stop - from, valid, vectors, t->line, t->packed.keys);
+                T(pack_chunk)(0, a, v, NULL, NULL, stop - from, valid, vectors, t->line, t->packed.keys);
                 v = t->packed.keys;
-                row = vectors * LANES * (ix)sizeof(REAL);
+                v_stride = vectors * LANES * (ix)sizeof(REAL);
             }
             for (ix r = 0, m; r < n; r += m) {
                 REAL *o = P_(o) + r * p->value_stride + start * LANES;
@@ -283,7 +306,7 @@ STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
                 const ix wide = vectors_of_sums(m, vectors), size = LANES * T(element_size)(as_is ? dtype : NATIVE);
                 for (ix i = 0; i < vectors; i += wide)
                     if (!T(sum_rows)(as_is ? dtype : NATIVE, m, ix_min(wide, vectors - i), w + r * w_stride, w_stride,
-                                     v + i * size, row, r && !twice ? &none : &prefetch, stop - from, alpha + r,
+                                     v + i * size, v_stride, r && !twice ? &none : &prefetch, stop - from, alpha + r,
                                      o + i * LANES, p->value_stride))
                         for (ix k = start + i; k < start + ix_min(i + wide, vectors); k++)
                             T(sum_nonfinite)(p, t, r, r + m, block, from, stop - from, k, alpha);

@@ -30,27 +30,30 @@ static int sum_pairs_rows(ix n, const float *w, ix w_stride, const char *v, ix v
     return finite;
 }
 
-/* Copies n elements of each row, contiguous. */
-static void copy_halves(const char *v, const Array *a, ix keys, ix n, uint16_t *dst) {
-    for (ix j = 0; j < keys; j++, v += a->row, dst += n)
+/* Copies n columns from `start` on of the value rows of keys first .. first + keys, contiguous. */
+static void copy_halves(const Params *p, const Task *t, ix first, ix keys, ix start, ix n, uint16_t *dst) {
+    const Array *a = &p->value;
+    for (ix j = first; j < first + keys; j++, dst += n) {
+        const char *v = t->value + row_of_key(t, j) * a->row + start * a->col;
+        if (t->key_rows && start == 0 && (j - first) % GATHER_AHEAD == 0)
+            prefetch_rows_f32(t, a, t->value, p->value_dim, j, j == first);
         for (ix i = 0; i < n; i++) memcpy(dst + i, v + i * a->col, 2);
+    }
 }
 
 /* sum_nonfinite() of in_place.h that excludes subnormal values too. It takes TALL_VECTORS from `start` on for every
  * tile shape, because the last rows of a head may have a wider tile than the others. */
 static __attribute__((noinline, cold)) void sum_nonfinite_pairs(const Params *p, Task *t, ix first, ix stop, ix block,
                                                                 ix from, ix keys, ix start, const float *alpha) {
-    const Array *a = &p->value;
     const ix width = TALL_VECTORS * VF;
     ix n_nonfinite = 0;
-    const char *v = t->value + (block * p->block_k + from) * a->row + start * VF * a->col;
     uint16_t *copy = t->packed.values;
     Prefetch none = {0};
     for (ix r = first; r < stop; r++) {
         const float *w = (const float *)t->pairs + r * (p->width / 2) + from / 2;
         float *o = (float *)t->o + r * p->value_stride + start * VF;
         for (int pass = 0, finite = 0; !finite; pass++) {
-            copy_halves(v, a, keys, width, copy);
+            copy_halves(p, t, block * p->block_k + from, keys, start * VF, width, copy);
             n_nonfinite = 0;
             for (ix j = 0; j < keys; j++) {
                 uint16_t *x = copy + j * width;
@@ -78,12 +81,14 @@ STEP void values_in_place_pairs_f32(const Params *p, Task *t, ix n, ix block) {
     for (ix from = t->column / 2 * 2, stop; from < t->column_stop; from = stop, alpha = ones) {
         const float *w = (const float *)t->pairs + from / 2;
         stop = ix_min((from / IN_PLACE_KEYS + 1) * IN_PLACE_KEYS, t->column_stop);
-        Prefetch prefetch = prefetch_ahead_of(a, 2 * p->value_dim, values, from, twice);
+        Prefetch prefetch = {0};
+        if (!t->key_rows) prefetch = prefetch_ahead_of(a, 2 * p->value_dim, values, from, twice);
         for (ix c = 0; c < chunks_f32(p); c++) {
             ix start = chunk_start_f32(p, c), row = a->row;
             const char *v = values + from * a->row + start * VF * a->col;
-            if (a->col != 2) {
-                copy_halves(v, a, stop - from, TILE_VECTORS * VF, t->packed.keys);
+            if (a->col != 2 || t->key_rows) {
+                copy_halves(p, t, block * p->block_k + from, stop - from, start * VF, TILE_VECTORS * VF,
+                            t->packed.keys);
                 v = t->packed.keys;
                 row = 2 * TILE_VECTORS * VF;
             }

@@ -38,7 +38,7 @@ typedef struct {
     void *weights, *scores;      /* [row][width] weights, and gradients of the scores before scale and softcap */
     void *slopes;                /* [6][width] with softcap: its derivative */
     Packed keys, values;         /* both as panels, for the two products that have keys in the lanes */
-    void *key_rows;              /* [key][factor_stride] copies; a key that is not finite is 0 */
+    void *key_factors;           /* [key][factor_stride] copies; a key that is not finite is 0 */
     void *d_query, *d_key, *d_value;     /* [row of the task], [key], [key]: sums */
     Range *part;                 /* [group] columns of the block that the group sees */
     Range *span;                 /* [group of six keys] rows that may see any of them */

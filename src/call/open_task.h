@@ -19,6 +19,7 @@ static void open_head(const Params *p, Task *t, ix head) {
     t->key_scale = (const float *)address(&p->key_scale, &p->batch, t->batch, t->kv_head);
     t->value_scale = (const float *)address(&p->value_scale, &p->batch, t->batch, t->kv_head);
     t->k_positions = address(&p->k_positions, &p->batch, t->batch, t->kv_head);
+    t->key_rows = (const int64_t *)address(&p->key_rows, &p->batch, t->batch, t->kv_head);
 }
 
 /* Sets the addresses of the task's batch element in the other arrays. */

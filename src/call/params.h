@@ -33,6 +33,7 @@ typedef struct {
     Array q_lengths, kv_lengths;
     /* relative: a second bias, NULL unless there is a first */
     Array q_starts, k_starts;    /* first row of each packed sequence; rows past a q_length belong to other sequences */
+    Array key_rows;              /* contiguous int64: the row of `key` and `value` in which each key lies */
     Array key_scale, value_scale;    /* float factors of int8 rows, contiguous; not given for other dtypes */
     Batch batch;
     ix batches, q_heads, kv_heads;

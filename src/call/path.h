@@ -58,7 +58,7 @@ static inline int is_small_and_plain(const Params *p, const Format *f, enum Path
     return p->mode == ATTEND && p->out.data && p->kv_len <= ix_min(keys_of_block(p, f, path), FUSED_KEYS)
         && p->head_dim <= FUSED_DEPTH && p->head_dim % f->lanes == 0 && p->value_dim % rows_of_strip(f) == 0
         && p->raw_scores && !p->masked && p->left < 0 && !p->sinks.data && !p->q_starts.data && !p->q_lengths.data
-        && !p->key_scale.data && f->packed == f->real
+        && !p->key_scale.data && !p->key_rows.data && f->packed == f->real
         && !p->lse.data && !p->weights.data && !p->scores.data && !p->row_request.any;
 }
 

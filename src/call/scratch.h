@@ -86,6 +86,7 @@ static ix carve_task(const Params *p, const Format *f, char *scratch, Task *t) {
     t->allow = (uint8_t *)carve(&at, p->masked || p->mode == WEIGHTED_SUM ? group : 0);
     t->line = carve(&at, (ix_max((in_place ? f->lanes : 4) * p->depth_stride, ix_max(2 * p->value_stride, p->width))
                           + f->lanes) * real);
+    t->gathered = carve(&at, in_place && p->key_rows.data ? IN_PLACE_KEYS * p->value_stride * real : 0);
     t->packed = packed_at(p, f, carve(&at, own_packed_bytes(p, f)));
     t->kept_part = (Range *)carve(&at, p->kept_scores * (ix)sizeof(Range));
     t->q_rows = (const void **)carve(&at, rows * (ix)sizeof(void *));
@@ -113,7 +114,7 @@ static ix carve_gradients(const Params *p, const Gradients *g, const Format *f, 
     b->values.keys = carve(&at, keys * g->value_dim * real);
     b->keys.values = b->values.values = NULL;      /* both are panels of keys */
     b->row_factors = g->relevance ? carve(&at, rows * g->factor_stride * real) : b->query;
-    b->key_rows = carve(&at, keys * g->factor_stride * real);
+    b->key_factors = carve(&at, keys * g->factor_stride * real);
     b->d_query = carve(&at, g->query.data ? g->accumulators * rows * g->factor_stride * real : 0);
     b->d_key = carve(&at, keys * g->factor_stride * real);
     b->d_value = carve(&at, keys * g->value_stride * real);

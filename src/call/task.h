@@ -47,6 +47,7 @@ typedef struct {
     char *out, *lse, *weights, *scores;
     const char *mask, *block_mask, *key_mask, *bias, *relative, *q_segments, *k_segments;
     const char *k_positions;             /* of the kv head */
+    const int64_t *key_rows;             /* of the kv head, NULL: key j lies in row j */
 
     const void **q_rows;                 /* [row] address of the query */
     void *q;                             /* [row][head_dim] copies */
@@ -66,6 +67,7 @@ typedef struct {
     const void *bias_row[IN_PLACE_ROWS]; /* [group's row] address of the bias at the first key that the row sees */
     uint8_t *allow;                      /* [group's row][width] */
     void *line;                          /* buffer of one padded row for loads and stores */
+    void *gathered;                      /* IN_PLACE, key_rows: [key of a step][value_stride] copies of values */
     Packed packed;                       /* the packed block of a task that packs for itself */
     int uses_nonfinite;                  /* nonfinite_o has been set */
 
@@ -78,6 +80,9 @@ typedef struct {
 
     StatScratch stats;
 } Task;
+
+/* The row of `key` and `value` in which a key lies. */
+static inline ix row_of_key(const Task *t, ix key) { return t->key_rows ? t->key_rows[key] : key; }
 
 /* The position of a key. */
 static inline int64_t position_of(const Params *p, const Task *t, ix key) {

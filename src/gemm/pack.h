@@ -1,20 +1,34 @@
 /* pack.h (template over REAL; after gemm/rows.h): packs a block's keys and values from user memory. */
 
+/* Sets the addresses of LANES keys from `key` on, of which `valid` exist, and those to prefetch meanwhile. Rows that
+ * follow from no stride are prefetched from further ahead: nothing else fetches them. */
+INLINE void T(find_rows)(const Task *t, const char *rows, ix row, ix key, ix valid, const char **at,
+                         const char **ahead) {
+    const ix last = t->lengths.kv_length - 1;
+    for (ix i = 0; i < LANES; i++) {
+        at[i] = rows + row_of_key(t, key + ix_min(i, valid - 1)) * row;
+        ahead[i] = t->key_rows ? rows + t->key_rows[ix_min(key + GATHER_AHEAD + i, last)] * row : at[i] + LANES * row;
+    }
+}
+
 /* Packs keys first .. first + n of a kv head into panels [panel][depth][PANEL]. */
-static void T(pack_keys)(const Params *p, const char *key, const float *scale, ix first, ix n, REAL *dst) {
+static void T(pack_keys)(const Params *p, const Task *t, ix first, ix n, REAL *dst) {
     const Array *a = &p->key;
+    const float *scale = t->key_scale;
+    const char *at[LANES], *ahead[LANES];
     ix depth = p->head_dim;
     int contiguous = a->dtype == NATIVE && a->col == (ix)sizeof(REAL);
     for (ix j = 0; j < n; j += LANES) {
         REAL *panel = dst + (j / PANEL) * PANEL * depth + j % PANEL;
         ix valid = ix_min(LANES, n - j);
+        T(find_rows)(t, t->key, a->row, first + j, valid, at, ahead);
         for (ix d = 0; d < depth; d += LANES) {
             ix width = ix_min(LANES, depth - d);
             VEC square[LANES];
             for (ix i = 0; i < LANES; i++) {
-                const char *src = key + (first + j + i) * a->row + d * a->col;
+                const char *src = at[i] + d * a->col;
                 /* Hardware prefetchers do not follow 16 streams. */
-                __builtin_prefetch(src + LANES * a->row);
+                __builtin_prefetch(ahead[i] + d * a->col);
                 if (i >= valid) square[i] = V(set1)(0);
                 else if (contiguous && width == LANES) square[i] = V(loadu)((const REAL *)src);
                 else {
@@ -53,10 +67,23 @@ static void T(exclude_nonfinite)(const Params *p, ix n, Packed kv) {
     }
 }
 
-INLINE VINT T(pack_chunk)(const int contiguous, const Array *a, const char *src, const float *scale, ix n, ix valid,
-                          ix vectors, REAL *line, REAL *dst) {
+/* Prefetches rows of n elements that follow from no stride to L2: those GATHER_AHEAD to twice that behind `key`, with
+ * `first` those before them too. Bursts to L2 read random rows of 512 bytes at 4 GB/s, rows one by one to L1 at 2. */
+static void T(prefetch_rows)(const Task *t, const Array *a, const char *rows, ix n, ix key, int first) {
+    const ix bytes = a->col == T(element_size)(a->dtype) ? n * a->col : 0;
+    const ix stop = ix_min(key + 2 * GATHER_AHEAD, t->lengths.kv_length);
+    __asm__ volatile("");               /* without it the compiler finds no effect and drops the call */
+    for (key += first ? 0 : GATHER_AHEAD; key < stop; key++)
+        for (ix i = 0; i < bytes; i += 64) __builtin_prefetch(rows + t->key_rows[key] * a->row + i, 0, 2);
+}
+
+/* Packs a chunk of n value rows: those from `src` on, or with `rows` the rows of these numbers. */
+INLINE VINT T(pack_chunk)(const int contiguous, const Array *a, const char *src, const int64_t *rows,
+                          const float *scale, ix n, ix valid, ix vectors, REAL *line, REAL *dst) {
+    const char *first = src;
     VINT large = {0};
     for (ix j = 0; j < n; j++, src += a->row, dst += vectors * LANES) {
+        if (rows) src = first + rows[j] * a->row;
         const REAL *x = (const REAL *)src;
         if (!contiguous) {
             T(load_row)(src, a->col, a->dtype, valid, line);
@@ -64,7 +91,7 @@ INLINE VINT T(pack_chunk)(const int contiguous, const Array *a, const char *src,
         }
         for (ix v = 0; v < vectors; v++) {
             VEC y = V(loadu)(x + v * LANES);
-            if (v * sizeof(VEC) % 64 == 0) __builtin_prefetch(src + 16 * a->row + v * (ix)sizeof(VEC));
+            if (!rows && v * sizeof(VEC) % 64 == 0) __builtin_prefetch(src + 16 * a->row + v * (ix)sizeof(VEC));
             if (!contiguous && scale) y *= V(set1)((REAL)scale[j]);
             large |= ~((VEC)((VINT)y & MAGNITUDE) < V(set1)(LARGEST));
             V(store)(dst + v * LANES, y);
@@ -73,21 +100,28 @@ INLINE VINT T(pack_chunk)(const int contiguous, const Array *a, const char *src,
     return large;
 }
 
-static void T(pack_values)(const Params *p, const char *value, const float *scale, ix first, ix n, REAL *line,
-                           Packed kv) {
+static void T(pack_values)(const Params *p, const Task *t, ix first, ix n, Packed kv) {
     const Array *a = &p->value;
+    const float *scale = t->value_scale ? t->value_scale + first : NULL;
+    /* All chunks of a few rows at a time where these are prefetched as whole rows. */
+    const ix step = t->key_rows ? GATHER_AHEAD : n;
     VINT large = {0}, none = {0};
-    if (scale) scale += first;
-    for (ix c = 0; c < T(chunks)(p); c++) {
-        ix from = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - from;
-        ix valid = ix_min(vectors * LANES, p->value_dim - from * LANES);
-        const char *src = value + first * a->row + from * LANES * a->col;
-        REAL *dst = (REAL *)kv.values + from * LANES * n;
-        if (a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && valid == vectors * LANES)
-            large |= T(pack_chunk)(1, a, src, NULL, n, valid, vectors, line, dst);
-        else {
-            memset(line, 0, vectors * LANES * sizeof(REAL));
-            large |= T(pack_chunk)(0, a, src, scale, n, valid, vectors, line, dst);
+    for (ix j = 0, m; j < n; j += m) {
+        const int64_t *rows = t->key_rows ? t->key_rows + first + j : NULL;
+        const char *values = t->value + (rows ? 0 : first * a->row);
+        m = ix_min(step, n - j);
+        if (rows) T(prefetch_rows)(t, a, t->value, p->value_dim, first + j, j == 0);
+        for (ix c = 0; c < T(chunks)(p); c++) {
+            ix from = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - from;
+            ix valid = ix_min(vectors * LANES, p->value_dim - from * LANES);
+            const char *src = values + from * LANES * a->col;
+            REAL *dst = (REAL *)kv.values + from * LANES * n + j * vectors * LANES;
+            if (a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && valid == vectors * LANES)
+                large |= T(pack_chunk)(1, a, src, rows, NULL, m, valid, vectors, t->line, dst);
+            else {
+                memset(t->line, 0, vectors * LANES * sizeof(REAL));
+                large |= T(pack_chunk)(0, a, src, rows, scale, m, valid, vectors, t->line, dst);
+            }
         }
     }
     if (memcmp(&large, &none, sizeof none)) T(exclude_nonfinite)(p, n, kv);
@@ -96,7 +130,7 @@ static void T(pack_values)(const Params *p, const char *value, const float *scal
 /* Loads columns start .. start + n of one value row, times its scale. */
 static void T(load_value)(const Params *p, const Task *t, ix key, ix start, ix n, REAL *dst) {
     const Array *a = &p->value;
-    T(load_row)(t->value + key * a->row + start * a->col, a->col, a->dtype, n, dst);
+    T(load_row)(t->value + row_of_key(t, key) * a->row + start * a->col, a->col, a->dtype, n, dst);
     if (t->value_scale)
         for (ix i = 0; i < n; i++) dst[i] *= (REAL)t->value_scale[key];
 }
@@ -107,7 +141,7 @@ static int T(packed_already)(const Params *p, const Task *t, ix n) {
     const Array *a = &p->value;
     const REAL *x = (const REAL *)t->value;
     VINT large = {0}, none = {0};
-    if (p->shared || p->k_blocks > 1 || a->dtype != NATIVE || a->col != (ix)sizeof(REAL)
+    if (p->shared || t->key_rows || p->k_blocks > 1 || a->dtype != NATIVE || a->col != (ix)sizeof(REAL)
         || p->value_dim != p->value_stride
         || a->row != p->value_dim * (ix)sizeof(REAL) || T(chunks)(p) > 1 || (uintptr_t)x % sizeof(REAL)) return 0;
     for (ix i = 0; i < n * p->value_dim; i += LANES) {
@@ -120,9 +154,9 @@ static int T(packed_already)(const Params *p, const Task *t, ix n) {
 /* Packs a block of the task's kv head into the members of kv that are not NULL. */
 STEP void T(pack)(const Params *p, Task *t, ix block, Packed kv) {
     ix first = block * p->block_k, n = ix_min(p->block_k, t->lengths.kv_length - first);
-    if (kv.keys) T(pack_keys)(p, t->key, t->key_scale, first, n, kv.keys);
+    if (kv.keys) T(pack_keys)(p, t, first, n, kv.keys);
     if (!kv.values) return;
     *kv.n_nonfinite = 0;
     if (p->value_dim && T(packed_already)(p, t, n)) t->packed.values = (void *)t->value;
-    else if (p->value_dim) T(pack_values)(p, t->value, t->value_scale, first, n, t->line, kv);
+    else if (p->value_dim) T(pack_values)(p, t, first, n, kv);
 }

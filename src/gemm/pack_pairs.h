@@ -7,16 +7,18 @@
  * keys (below 1.2e-38) as 0. */
 #if PAIR_PRODUCTS
 
-static void pack_keys_pairs(const Params *p, const char *key, ix first, ix n, float *dst) {
+static void pack_keys_pairs(const Params *p, const Task *t, ix first, ix n, float *dst) {
+    const char *at[VF], *ahead[VF];
     const ix panel_width = VF * TILE_VECTORS, depths = ceil_div(p->head_dim, 2), step = 2 * p->key.col;
     for (ix j = 0; j < n; j += VF) {
         float *panel = dst + j / panel_width * panel_width * depths + j % panel_width;
+        find_rows_f32(t, t->key, p->key.row, first + j, ix_min(VF, n - j), at, ahead);
         for (ix d = 0; d < depths; d += VF) {
             ix width = ix_min(VF, depths - d);
             vf square[VF];
             for (ix i = 0; i < VF; i++) {
-                const char *src = key + (first + j + i) * p->key.row + d * step;
-                __builtin_prefetch(src + VF * p->key.row);
+                const char *src = at[i] + d * step;
+                __builtin_prefetch(ahead[i] + d * step);
                 if (j + i >= n) square[i] = vf_set1(0);
                 else if (p->key.col == 2 && 2 * (d + VF) <= p->head_dim) square[i] = vf_loadu((const float *)src);
                 else {
@@ -37,27 +39,29 @@ INLINE vfi not_in_product(vf x) {
     return ~(magnitude < vf_set1(0x1p95f)) | (((vfi)magnitude < 0x00800000) & ((vfi)magnitude != 0));
 }
 
-static void pack_values_pairs(const Params *p, const char *value, ix first, ix n, float *line, Packed kv) {
+static void pack_values_pairs(const Params *p, const Task *t, ix first, ix n, Packed kv) {
     const Array *a = &p->value;
     const vfi none = {0};
     vfi odd = {0};
     for (ix c = 0; c < chunks_f32(p); c++) {
         ix from = chunk_start_f32(p, c), width = (chunk_start_f32(p, c + 1) - from) * VF;
         ix valid = ix_min(width, p->value_dim - from * VF);
-        const char *src = value + first * a->row + from * VF * a->col;
-        float *dst = (float *)kv.values + from * VF * ceil_div(n, 2), *low = line, *high = line + p->value_stride;
+        const char *values = t->value + from * VF * a->col;
+        float *dst = (float *)kv.values + from * VF * ceil_div(n, 2), *low = t->line, *high = low + p->value_stride;
         memset(low, 0, width * sizeof(float));
         memset(high, 0, width * sizeof(float));
-        for (ix j = 0; j < n; j += 2, src += 2 * a->row, dst += width) {
+        for (ix j = 0; j < n; j += 2, dst += width) {
             int both = j + 1 < n, whole = a->col == 2 && valid == width;
-            __builtin_prefetch(src + 16 * a->row);
-            __builtin_prefetch(src + 17 * a->row);
+            const char *src = values + row_of_key(t, first + j) * a->row;
+            const char *next = values + row_of_key(t, first + j + both) * a->row;
+            for (ix i = GATHER_AHEAD; i < GATHER_AHEAD + 2; i++)
+                __builtin_prefetch(values + row_of_key(t, ix_min(first + j + i, t->lengths.kv_length - 1)) * a->row);
             if (!whole) load_row_f32(src, a->col, BF16, valid, low);
             if (!both) memset(high, 0, width * sizeof(float));
-            else if (!whole) load_row_f32(src + a->row, a->col, BF16, valid, high);
+            else if (!whole) load_row_f32(next, a->col, BF16, valid, high);
             for (ix i = 0; i < width; i += VF) {
                 vf x = whole ? vf_load_bf16((const uint16_t *)src + i) : vf_loadu(low + i);
-                vf y = whole && both ? vf_load_bf16((const uint16_t *)(src + a->row) + i) : vf_loadu(high + i);
+                vf y = whole && both ? vf_load_bf16((const uint16_t *)next + i) : vf_loadu(high + i);
                 odd |= not_in_product(x) | not_in_product(y);
                 vf_store(dst + i, (vf)((vfi)((vfu)x >> 16) | (vfi)y));
             }
@@ -82,10 +86,10 @@ static void pack_values_pairs(const Params *p, const char *value, ix first, ix n
 
 STEP void pack_pairs_f32(const Params *p, Task *t, ix block, Packed kv) {
     ix first = block * p->block_k, n = ix_min(p->block_k, t->lengths.kv_length - first);
-    if (kv.keys) pack_keys_pairs(p, t->key, first, n, kv.keys);
+    if (kv.keys) pack_keys_pairs(p, t, first, n, kv.keys);
     if (!kv.values) return;
     *kv.n_nonfinite = 0;
-    if (p->value_dim) pack_values_pairs(p, t->value, first, n, t->line, kv);
+    if (p->value_dim) pack_values_pairs(p, t, first, n, kv);
 }
 
 #endif
