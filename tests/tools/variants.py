@@ -152,7 +152,8 @@ def main(name: str, *arguments: str) -> int:
     python = [*front, sys.executable]
     tests = ("--maxfail", "1", *files(2, fault.test)) if fault and fault.test else way.tests
     if not tests[0].endswith(".py"):
-        tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", f"not ({way.left_out})", *tests)
+        # GCC's watcher of undefined operations writes to stderr, which pytest would lose with the process that it ends.
+        tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--capture=sys", "-k", f"not ({way.left_out})", *tests)
     environment = os.environ | watched
     subprocess.run([*python, "-m", "attnc", "info"], cwd=ROOT, env=environment, check=True)
     status = subprocess.run([*python, *tests, *(word for word in arguments if word != "--planted")],
