@@ -10,19 +10,22 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import _active_collector
 
 from ..torch import AttentionRecord, attention, capture
-from . import _packed
-from ._choice import NAME, watch
+from . import _choice, _continuous, _packed
+from ._choice import NAME
 from ._mask import Mask, mask
 
 __all__ = ["NAME", "AttentionRecord", "capture", "register"]
 
 # Arguments that a model passes on but attention does not need; any other unknown argument is an error.
-_NOT_OURS = {*TransformersKwargs.__annotations__, "cache", "cache_position", "deterministic", "logits_to_keep",
-             "position_embeddings", "return_dict", "use_cache"}
+_NOT_OURS = {*TransformersKwargs.__annotations__, *_continuous.ARGUMENTS, "cache", "cache_position", "deterministic",
+             "logits_to_keep", "position_embeddings", "return_dict", "use_cache"}
 
 
 def register() -> str:
     """Register ``attn_implementation="attnc"`` with transformers: exact attention on the CPU, with weights on request.
+
+    Also ``"paged|attnc"``, by which transformers' continuous batching (``model.generate_batch``) knows it; a model with
+    ``"attnc"`` runs there alike.
 
     Select it when a model is made (``from_config(config, attn_implementation="attnc")``, also `from_pretrained`) or
     later (``model.set_attn_implementation("attnc")``). A part of a model whose attention does not call transformers'
@@ -51,9 +54,11 @@ def register() -> str:
     >>> found.last_hidden_state.shape, found.attentions[0].shape
     (torch.Size([1, 5, 32]), torch.Size([1, 4, 5, 5]))
     """
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, mask)
-    watch()
+    for name in NAME, _continuous.PAGED:
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, mask)
+    _choice.watch()
+    _continuous.watch()
     return NAME
 
 
@@ -63,11 +68,12 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
            sliding_window: int | None = None, position_bias: torch.Tensor | None = None,
            indices: torch.Tensor | None = None, output_attentions: bool = False,
            cu_seq_lens_q: torch.Tensor | None = None, cu_seq_lens_k: torch.Tensor | None = None,
-           **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+           block_table: torch.Tensor | None = None, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The attention function: (batch, heads, length, dim) in, (batch, length, heads, dim) and weights or None out.
 
-    With `cu_seq_lens_q` the length is that of packed sequences, of which each sees itself alone. The output has
-    gradients for query, key, value, position bias and sinks; the weights have none.
+    With `cu_seq_lens_q` the length is that of packed sequences, of which each sees itself alone; with `block_table`
+    each token is the next of a sequence in the pages of continuous batching. The output has gradients for query, key,
+    value, position bias and sinks; the weights have none.
 
     Raises
     ------
@@ -94,6 +100,11 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
     options.update(scale=scaling, softcap=softcap, sinks=s_aux)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     weights = output_attentions or _weights_are_collected()
+    if block_table is not None:
+        if weights:
+            raise ValueError("attnc gives no weights in steps of continuous batching that read keys by a block table")
+        pages = block_table, kwargs["k_cache"], kwargs["v_cache"]
+        return _continuous.decode(query, key, value, *pages, cu_seq_lens_k, options), None
     if cu_seq_lens_q is not None:
         bounds = cu_seq_lens_q, cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
         if len(query) != 1:
