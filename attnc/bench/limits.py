@@ -9,13 +9,14 @@ import numpy as np
 import attnc
 from attnc._isa import kernels
 from attnc.bench import Arrays, Json, Options
-from attnc.bench.cases.attention import MEMORY_BYTES, DrawnCase, reads, wanted
+from attnc.bench.cases.attention import ADDED, MEMORY_BYTES, DrawnCase, reads, wanted
+from attnc.bench.cases.caches import Mapped, again
 from attnc.bench.cases.dense import DenseWeights
 from attnc.bench.cases.links import Softmax
 from attnc.bench.timing import calibrate, seconds_per_call
 
 PROBES = 3                  # at a time, of which the best counts
-ALLOWED = {"mask": 1.15, "bias": 1.25}      # times the call without it
+ALLOWED = {"mask": 1.15, "bias": 1.25, "relative_bias": 1.1}      # times the call without it
 
 
 def _best(threads: int, function: Callable[..., float], *arguments: Any) -> Json:
@@ -65,7 +66,7 @@ class Plain:
     work = 1
 
     def __init__(self, case: Any, arrays: Arrays, options: Options, threads: int) -> None:
-        rest = {name: value for name, value in options.items() if name not in ("mask", "bias", "want")}
+        rest = {name: value for name, value in options.items() if name not in (*ADDED, "want")}
         self.call = lambda: attnc.attention(*arrays, num_threads=threads, **rest)
         self.case, self.threads = case, threads
         self.dtype = arrays[0].dtype
@@ -122,11 +123,34 @@ class Streaming:
         return read | {"rate": 1 / ((self.reads - 1) * self.input.nbytes / read["rate"] + copy), "copy": copy}
 
 
-def limit_for(case: Any, options: Options) -> type[Arithmetic | Reading | Plain | Streaming] | None:
+class FileReading:
+    """Reading the file of a case through new memory maps: bytes/s."""
+
+    name, unit = "file", "B/s"
+
+    def __init__(self, case: Any, arrays: Arrays, options: Options, threads: int) -> None:
+        self.work, self.maps, self.threads = case.bytes, arrays[1:], threads
+
+    def probe(self) -> Json:
+        wall, own = time.perf_counter(), time.process_time()
+        seconds = min(self._seconds() for _ in range(PROBES))
+        busy = (time.process_time() - own) / ((time.perf_counter() - wall) * self.threads)
+        return {"rate": self.work / seconds, "busy": busy}
+
+    def _seconds(self) -> float:
+        began = time.perf_counter()
+        for mapped in self.maps:
+            kernels.read_bandwidth(again(mapped), self.threads)
+        return time.perf_counter() - began
+
+
+def limit_for(case: Any, options: Options) -> type[Arithmetic | Reading | Plain | Streaming | FileReading] | None:
     """The class of the limit that binds a case; None for a softmax that stays in cache, where no single one does."""
     if isinstance(case, Softmax):
         return Streaming if case.reads else None
-    if isinstance(case, DrawnCase):
+    if isinstance(case, Mapped):
+        return FileReading
+    if isinstance(case, DrawnCase) and case.drawn in ALLOWED:
         return Plain
     if isinstance(case, DenseWeights) or "weights" in wanted(options):
         return Weights

@@ -11,7 +11,7 @@ import attnc
 import attnc.datasets
 from attnc import reference
 from attnc.bench import Arrays, Options
-from attnc.bench.cases import visible, wanted
+from attnc.bench.cases import ADDED, added, visible, wanted
 from attnc.bench.report import table
 from attnc.bench.twins import beside_the_chain, largest, wide
 from attnc.testing import Case, error_and_tolerance, exact_attention
@@ -147,7 +147,10 @@ class Expected:
         options = {name: value for name, value in options.items() if name != "want"}
         mask = visible(case, options, self.rows)    # the rows are picked out, so each carries what it may see
         options = {name: value for name, value in options.items() if name not in ("causal", "window")}
-        options |= {name: options[name][..., self.rows, :] for name in ("mask", "bias") if name in options}
+        given = added(case, options, self.rows)
+        options = {name: value for name, value in options.items() if name not in ADDED}
+        if given is not None:
+            options["mask" if given.dtype == bool else "bias"] = given
         if mask is not None:
             options["mask"] = mask
         arrays = query[..., self.rows, :], key, value

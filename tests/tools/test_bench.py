@@ -16,11 +16,13 @@ import pytest
 import attnc
 from attnc import reference
 from attnc.bench import Unsupported, cases, machine, parity, report, runner, timing, worker
+from attnc.bench.cases import caches
 from attnc.bench.cases.attention import MEMORY_BYTES
 from attnc.bench.cases.links import Softmax
 from attnc.bench.contenders import CONTENDERS, attention
 from attnc.bench.report import chain
 from attnc.datasets import load
+from attnc.testing import Case
 
 TINY = cases.SETS["tiny"]
 PEER_CASES = (
@@ -32,7 +34,12 @@ PEER_CASES = (
     cases.case(1, 2, 9, 9, 8, "float64", causal=True),
     cases.case(1, 2, 9, 9, 16, "float16"),
     cases.case(1, 2, 5, 9, 16, causal=True, want=("weights",)),
+    cases.drawn("bias", True, cases.case(3, (4, 2), 6, 8, 16)),
+    cases.drawn("mask", True, cases.case(2, 2, 6, 8, 16)),
+    cases.drawn("relative_bias", True, cases.case(2, 3, 6, 8, 16)),
+    cases.drawn("block_mask", False, cases.case(1, (4, 2), 140, 300, 16)),
 )
+OTHER_CASES = [each for each in TINY if not isinstance(each, Case)]
 
 
 def setup_of(name):
@@ -62,6 +69,8 @@ def worker_of():
 @pytest.mark.parametrize("case", PEER_CASES, ids=str)
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_a_contender_computes_the_case_or_says_why_not(worker_of, name, case):
+    if name == "torch-flex" and "block_mask" in case.make(0)[1]:
+        pytest.skip("compiles for 20 seconds: test_flex_attention_is_right")
     expected = parity.Expected(case, 0)
     try:
         results, _ = worker_of(name).ask("prepare", case, 0, expected.rows, False)
@@ -72,6 +81,63 @@ def test_a_contender_computes_the_case_or_says_why_not(worker_of, name, case):
     assert error <= tolerance
     again, _ = worker_of(name).ask("prepare", case, 0, expected.rows, False)
     assert expected.judge(again) == (error, tolerance)
+
+
+@pytest.mark.parametrize("case", OTHER_CASES, ids=lambda each: each.name)
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_a_contender_computes_what_is_no_plain_attention_or_says_why_not(worker_of, name, case):
+    expected = case.expected(0)
+    try:
+        results, _ = worker_of(name).ask("prepare", case, 0, expected.rows, False)
+    except Unsupported as reason:
+        assert name != "attnc"
+        pytest.skip(f"{name}: {reason}")
+    error, tolerance = expected.judge(results)
+    assert error <= tolerance
+    results[0] = results[0] + 1
+    assert expected.judge(results)[0] > tolerance
+
+
+@pytest.mark.more
+def test_flex_attention_is_right(worker_of):
+    pytest.importorskip("torch")
+    [case] = [each for each in PEER_CASES if each.name.endswith("block_mask shared")]
+    expected = parity.Expected(case, 0)
+    results, _ = worker_of("torch-flex").ask("prepare", case, 0, expected.rows, False)
+    error, tolerance = expected.judge(results)
+    assert error <= tolerance
+
+
+def test_a_drawn_mask_over_blocks_shows_each_row_as_many():
+    case = cases.drawn("block_mask", False, cases.case(1, 2, 1000, 2600, 8))
+    blocks, rows, keys = case.make(0)[1]["block_mask"]
+    assert blocks.shape == (1, 1, 8, 21) and (rows, keys) == (128, 128)
+    assert (blocks.sum(-1) == 2).all() and blocks[0, 0].diagonal().all()
+    assert case.flops == cases.case(1, 2, 1000, 2600, 8).flops * 2 // 21
+    assert not np.array_equal(blocks, case.make(1)[1]["block_mask"][0])
+
+
+@pytest.mark.parametrize("what", cases.ADDED)
+def test_what_other_libraries_add_or_mask_is_what_the_option_means(what):
+    case = cases.drawn(what, True, cases.case(1, 2, 5, 9, 8))
+    (query, key, value), options = case.make(0)
+    given = cases.added(case, options)
+    name = "mask" if given.dtype == bool else "bias"
+    np.testing.assert_array_equal(attnc.attention(query, key, value, **options),
+                                  attnc.attention(query, key, value, **{name: given}))
+    rows = np.array([1, 4])
+    np.testing.assert_array_equal(cases.added(case, options, rows), given[..., rows, :])
+    assert cases.added(case, {}) is None
+
+
+def test_the_files_of_a_mapped_case_go_with_their_arrays():
+    [case] = [each for each in TINY if each.name.endswith("from a file")]
+    arrays, _ = case.make(0)
+    files = [Path(array.filename) for array in arrays[1:]]
+    assert sum(file.stat().st_size for file in files) == case.bytes
+    np.testing.assert_array_equal(caches.again(arrays[1]), arrays[1])
+    del arrays
+    assert not any(file.exists() for file in files)
 
 
 @pytest.mark.parametrize("name", ["twin", "numpy", "torch"])
@@ -208,7 +274,8 @@ def test_every_limit_is_measured():
     result = runner.run(TINY, contenders={"attnc": CONTENDERS["attnc"]}, threads=2, rounds=2)
     assert_schema(result)
     names = [case["limit"]["name"] if "limit" in case else None for case in result["cases"]]
-    assert names == ["fma", "read", "weights", "read", "fma", "plain", None, None, "fma", "fma", "weights"]
+    assert names == ["fma", "read", "weights", "read", "fma", "plain", "plain", "fma", None, None, "fma", "fma",
+                     "weights", "read", "fma", "file", "fma"]
     assert all(case["limit"]["busy"] > 0 for case in result["cases"] if "limit" in case)
     assert {"plain", "fill", "fill_again"} <= result["cases"][2]["limit"].keys()
     assert "1.3 x filling" in "\n".join(report.notes(result))
@@ -225,9 +292,11 @@ def assert_schema(result):
     softmax, weighted = {"shape", "axis", "bytes"}, {"q_heads", "kv_heads", "q_len", "kv_len", "value_dim", "flops"}
     gradients = attention - {"options", "bytes"}
     dense = {"batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim"}
+    held = dense | {"value_dim"}
+    packed = {"q_heads", "kv_heads", "head_dim", "causal", "flops", "q_lengths", "kv_lengths"}
     always = {"name", "regime", "dtype", "contenders", "disturbed", "commit"}
     for case in result["cases"]:
-        assert set(case) - always - {"limit", "share"} in (attention, softmax, weighted, gradients, dense)
+        assert set(case) - always - {"limit", "share"} in (attention, softmax, weighted, gradients, dense, held, packed)
         assert always <= set(case) and ("limit" in case) == ("share" in case)
         if "limit" in case:
             assert {"name", "unit", "work", "rate", "spread"} <= set(case["limit"]) and case["limit"]["rate"] > 0

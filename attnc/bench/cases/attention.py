@@ -12,6 +12,8 @@ SHORT = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16
 DECODE_ROWS = 8             # up to this many query rows, fetching a key from memory costs more than using it
 MEMORY_BYTES = 1 << 28      # beyond every cache
 MIN_COPIED = 1 << 20      # a smaller case is one of calls, not of memory
+BLOCK, BLOCKS_SEEN = 128, 0.1   # of a mask over blocks: rows and keys of a block, and the share of blocks that are seen
+ADDED = ("mask", "bias", "relative_bias", "block_mask")
 
 
 def case(
@@ -32,12 +34,13 @@ def case(
 
 @dataclass(frozen=True)
 class DrawnCase(Case):
-    """A case with a random mask or bias for every row and key.
+    """A case with a random mask or bias, which all batch elements share.
 
     Parameters
     ----------
-    drawn : {"mask", "bias"}
-        A mask allows 7 keys of 8, so that no block of keys can be skipped; a bias is standard normal.
+    drawn : {"mask", "bias", "relative_bias", "block_mask"}
+        A mask allows 7 keys of 8, so that no block of keys can be skipped; a bias is standard normal; a mask over
+        blocks of `BLOCK` rows and keys allows `BLOCKS_SEEN` of each row of blocks, the diagonal one among them.
     per_head : bool
         Whether each head has its own, or all share one.
     """
@@ -49,17 +52,61 @@ class DrawnCase(Case):
         """As `Case.make`, with the array among the options."""
         arrays, options = super().make(seed)
         random = np.random.default_rng((seed, 1))
-        shape = self.batch, self.q_heads if self.per_head else 1, self.q_len, self.kv_len
+        heads = self.q_heads if self.per_head else 1
+        if self.drawn == "relative_bias":
+            values = random.standard_normal((heads, self.q_len + self.kv_len - 1), np.float32)
+            return arrays, {**options, "relative_bias": values}
+        if self.drawn == "block_mask":
+            return arrays, {**options, "block_mask": (self._blocks(random, heads), BLOCK, BLOCK)}
+        shape = 1, heads, self.q_len, self.kv_len
         if self.drawn == "mask":
             return arrays, {**options, "mask": random.random(shape, np.float32) < 7 / 8}
         return arrays, {**options, "bias": random.standard_normal(shape, np.float32)}
 
+    def _blocks(self, random: np.random.Generator, heads: int) -> np.ndarray:
+        rows, columns, seen = self._counts()
+        order = random.random((1, heads, rows, columns))
+        np.put_along_axis(order, np.arange(rows)[:, None] % columns * np.ones((1, heads, 1, 1), int), -1, axis=-1)
+        return order.argsort(-1).argsort(-1) < seen
 
-def drawn(what: str, per_head: bool) -> DrawnCase:
-    """The plain case 1,12,1024,1024,64 with a mask or a bias."""
-    plain = case(1, 12, 1024, 1024, 64)
-    words = f"{plain.name} {what} {'a head' if per_head else 'shared'}"
-    return DrawnCase(words, 1, 12, 12, 1024, 1024, 64, drawn=what, per_head=per_head)
+    def _counts(self) -> tuple[int, int, int]:
+        """Rows and columns of blocks, and how many of a row are seen."""
+        rows, columns = (-(-length // BLOCK) for length in (self.q_len, self.kv_len))
+        return rows, columns, max(1, round(BLOCKS_SEEN * columns))
+
+    @property
+    def flops(self) -> int:
+        """As `Case.flops`, without what a mask over blocks hides."""
+        whole = super().flops
+        if self.drawn != "block_mask":
+            return whole
+        _, columns, seen = self._counts()
+        return whole * seen // columns
+
+
+def drawn(what: str, per_head: bool, plain: Case | None = None, words: str | None = None) -> DrawnCase:
+    """The case `plain`, by default 1,12,1024,1024,64, with a mask or a bias."""
+    p = case(1, 12, 1024, 1024, 64) if plain is None else plain
+    words = words or f"{what} {'a head' if per_head else 'shared'}"
+    return DrawnCase(f"{p.name} {words}", p.batch, p.q_heads, p.kv_heads, p.q_len, p.kv_len, p.head_dim, p.value_dim,
+                     p.dtype, p.options, drawn=what, per_head=per_head)
+
+
+def added(each: Case, options: Options, rows: np.ndarray | None = None) -> np.ndarray | None:
+    """The mask or the bias of a case as other libraries take it: an element for each of some rows (all by default) and
+    each key, broadcast over batch and heads; None without either."""
+    chosen = np.arange(each.q_len) if rows is None else rows
+    for name in ("mask", "bias"):
+        if name in options:
+            array: np.ndarray = options[name]
+            return array if rows is None else array[..., rows, :]
+    if "relative_bias" in options:
+        places = np.arange(each.kv_len) - chosen[:, None] + each.q_len - 1
+        return np.ascontiguousarray(options["relative_bias"][None, :, places])
+    if "block_mask" in options:
+        blocks, of_rows, of_keys = options["block_mask"]
+        return np.ascontiguousarray(blocks[..., chosen[:, None] // of_rows, np.arange(each.kv_len) // of_keys])
+    return None
 
 
 def visible(each: Case, options: Json, rows: np.ndarray | None = None) -> np.ndarray | None:
@@ -86,7 +133,7 @@ def aligned(each: Case, options: Json) -> bool:
 
 def reads(each: object) -> TypeGuard[Case]:
     """Whether so few rows use a key once it has been read that memory decides, not arithmetic."""
-    return isinstance(each, Case) and each.q_len <= DECODE_ROWS
+    return getattr(each, "q_len", DECODE_ROWS + 1) <= DECODE_ROWS
 
 
 def copies(each: object, arrays: Arrays) -> list[Arrays]:

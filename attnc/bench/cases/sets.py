@@ -4,12 +4,15 @@ from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from attnc.bench.cases.attention import DrawnCase, case, drawn
+from attnc.bench.cases.caches import Int8Cache, Latent, Mapped
 from attnc.bench.cases.dense import DenseWeights
 from attnc.bench.cases.gradients import Gradients
 from attnc.bench.cases.links import Softmax, WeightedSum
+from attnc.bench.cases.packed import Packed
 from attnc.testing import Case
 
-BenchCase: TypeAlias = Case | Softmax | WeightedSum | Gradients | DenseWeights
+BenchCase: TypeAlias = (Case | Softmax | WeightedSum | Gradients | DenseWeights | Int8Cache | Latent | Mapped
+                       | Packed)
 
 
 def _prefill(dtype: str) -> tuple[Case, ...]:
@@ -42,6 +45,16 @@ def _odd() -> tuple[Case, ...]:
     return (*depths, *lengths)
 
 
+def _biases() -> tuple[DrawnCase, ...]:
+    """Folding models (small heads, a bias for each pair of residues), T5's bias of the distance, Swin's windows."""
+    pairs = [drawn("bias", True, case(24, heads, 384, 384, depth), "pair bias") for heads, depth in (
+        (8, 8), (4, 16), (4, 32))]
+    return (*pairs, drawn("relative_bias", True, case(1, 12, 512, 512, 64, scale=1.0), "T5's bias"),
+            drawn("bias", True, case(512, 3, 49, 49, 32), "window bias"))
+
+
+EMBEDDED = 8, 31, 64, 110, 190, 256, 380, 512   # tokens of the sentences of a batch
+
 # What a user may come with, each bound by something else. The report has a line for each regime, made of all its cases.
 REGIMES = {
     "float32": _prefill("float32"),
@@ -54,9 +67,21 @@ REGIMES = {
     "tiny calls": (case(1, 4, 16, 16, 32), case(1, 1, 1, 64, 64), case(1, 1, 8, 8, 16)),
     "odd sizes": _odd(),
     "masks and biases": (drawn("mask", False), drawn("mask", True), drawn("bias", False), drawn("bias", True)),
+    "biases of models": _biases(),
+    "blocks of keys": (drawn("block_mask", False, case(1, 2, 8192, 8192, 64), "10 % of blocks"),),
+    "cross-attention": (case(2, 8, 4096, 77, 40), case(1, 12, 512, 64, 64)),
     "window": (
         case(1, 8, 8192, 8192, 64, causal=True),
         case(1, 8, 8192, 8192, 64, causal=True, window=(127, 0)),
+    ),
+    "caches": (
+        Int8Cache(case(1, (32, 8), 1, 8192, 128)), Latent(case(1, (128, 1), 1, 4096, 576, value_dim=512)),
+        Mapped(case(1, 8, 1, 65536, 64)),
+    ),
+    "packed sequences": (
+        Packed("of 8 to 512 tokens", EMBEDDED, EMBEDDED, 12, 12, 64),
+        Packed("a prompt and 7 new tokens", (128, *[1] * 7), (2048, 4096, 3000, 2500, 1500, 800, 300, 64), 32, 8, 128,
+               causal=True),
     ),
     "dense weights": (
         case(1, 12, 512, 512, 64, want=("weights",)),
@@ -73,7 +98,8 @@ REGIMES = {
         Softmax((2048, 16384), axis=0), Softmax((64, 512, 1024), axis=1),
         Softmax((32768, 1024), function="log_softmax"), Softmax((100, 1000000)),
     ),
-    "gradients": (Gradients(case(1, 16, 2048, 2048, 64)), Gradients(case(1, (32, 8), 2048, 2048, 128, causal=True))),
+    "gradients": (Gradients(case(1, 16, 2048, 2048, 64)), Gradients(case(1, (32, 8), 2048, 2048, 128, causal=True)),
+                  *(Gradients(case(1, 12, 1024, 1024, 64, dtype)) for dtype in ("float64", "float16", "bfloat16"))),
     "weighted sum": (WeightedSum(12, 12, 512, 512, 64), WeightedSum(32, 8, 2048, 2048, 128)),
 }
 
@@ -97,8 +123,11 @@ SETS = {
         case(1, 2, 1, 33, 8),
         case(1, 2, 40, 40, 8, causal=True, window=(3, 0)),
         DrawnCase("f32 1,2,20,24,8 bias a head", 1, 2, 2, 20, 24, 8, drawn="bias", per_head=True),
+        drawn("relative_bias", True, case(2, 2, 9, 12, 8)), drawn("block_mask", False, case(1, 2, 140, 300, 8)),
         Softmax((6, 50)), Softmax((40, 7), axis=0, dtype="float64"), WeightedSum(4, 2, 9, 11, 8),
         Gradients(case(1, (4, 2), 9, 9, 8, causal=True)), DenseWeights(case(1, 2, 6, 6, 8)),
+        Int8Cache(case(1, (4, 2), 1, 33, 8)), Latent(case(1, (12, 1), 1, 30, 8, value_dim=4)),
+        Mapped(case(1, 2, 1, 90, 8), chunk=40), Packed("of 2 and 9 tokens", (2, 9), (5, 9), 4, 2, 8, causal=True),
     ),
 }
 

@@ -11,9 +11,11 @@ CONTENDERS = {
     "twin": f"{__name__}.attention:setup_twin",
     "numpy": f"{__name__}.attention:setup_numpy",
     "torch": f"{__name__}.attention:setup_torch",
+    "torch-flex": f"{__name__}.compilers:setup_torch_flex",
     "onnxruntime": f"{__name__}.attention:setup_onnxruntime",
     "onnxruntime-mha": f"{__name__}.attention:setup_onnxruntime_mha",
     "openvino": f"{__name__}.compilers:setup_openvino",
     "jax": f"{__name__}.compilers:setup_jax",
+    "ggml": f"{__name__}.ggml:setup_ggml",
     "scipy": f"{__name__}.attention:setup_scipy",
 }

@@ -8,7 +8,7 @@ import numpy as np
 import attnc
 from attnc import reference
 from attnc.bench import Arrays, Call, Options, Unsupported, machine
-from attnc.bench.cases import aligned, visible, wanted
+from attnc.bench.cases import ADDED, added, aligned, visible, wanted
 from attnc.bench.contenders import onnxmodels
 from attnc.bench.contenders.tensors import from_torch, import_torch, to_torch
 from attnc.testing import Case
@@ -64,7 +64,7 @@ def setup_twin(case: Case, arrays: Arrays, options: Options, threads: int) -> Ca
 
 def setup_numpy(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """What one writes with NumPy and cares: two matmuls, the softmax in place, 16-bit inputs widened first."""
-    only(options, "causal", "window", "scale", "mask", "bias", weights=True)
+    only(options, "causal", "window", "scale", *ADDED, weights=True)
     query, key, value = arrays
     stored, work = query.dtype, np.dtype("float64" if query.dtype == np.float64 else "float32")
     pairs, heads_per_kv = case.batch * case.kv_heads, case.q_heads // case.kv_heads
@@ -73,9 +73,13 @@ def setup_numpy(case: Case, arrays: Arrays, options: Options, threads: int) -> C
     scale = work.type(_scale(case, options))
     seen = visible(case, options)
     hidden = None if seen is None else ~seen
-    mask, bias = (_by_pairs(options.get(name), case) for name in ("mask", "bias"))
+    given = added(case, options)
     per_pair = heads_per_kv * case.q_len * case.kv_len * work.itemsize
     step = max(1, min(pairs, COMPOSITE_BYTES // per_pair))
+    if given is not None and given.shape[1] > 1:        # whole batch elements, or equal parts of one
+        given = given.reshape(case.kv_heads, heads_per_kv, *given.shape[2:])
+        step = next(n for n in range(step, 0, -1) if n % case.kv_heads == 0 or case.kv_heads % n == 0)
+    not_allowed = ~given if given is not None and given.dtype == bool else None
     want_weights = bool(wanted(options))
 
     def part(first: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -83,10 +87,13 @@ def setup_numpy(case: Case, arrays: Arrays, options: Options, threads: int) -> C
         scores = (q * scale) @ k.swapaxes(-1, -2)
         if hidden is not None:
             np.copyto(scores, -np.inf, where=hidden)
-        if bias is not None:
-            scores += bias if len(bias) == 1 else bias[first:first + step]
-        if mask is not None:
-            np.copyto(scores, -np.inf, where=~(mask if len(mask) == 1 else mask[first:first + step]))
+        if given is not None:
+            of_pairs = slice(first % len(given), first % len(given) + step)
+            view = scores.reshape(-1, *given[of_pairs].shape)
+            if not_allowed is None:
+                view += given[of_pairs]
+            else:
+                np.copyto(view, -np.inf, where=not_allowed[of_pairs])
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(axis=-1, keepdims=True)
@@ -103,13 +110,6 @@ def setup_numpy(case: Case, arrays: Arrays, options: Options, threads: int) -> C
     return call
 
 
-def _by_pairs(array: np.ndarray | None, case: Case) -> np.ndarray | None:
-    """A mask or bias as ``(batch * kv_heads, heads_per_kv, ...)``; one that all heads share has a single pair."""
-    if array is None or array.shape[1] == 1:
-        return array
-    return array.reshape(case.batch * case.kv_heads, -1, *array.shape[2:])
-
-
 def _join(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -117,10 +117,11 @@ def _join(parts: list[np.ndarray]) -> np.ndarray:
 def setup_torch(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """``scaled_dot_product_attention``; for weights, which it never returns, the same by matmul and softmax."""
     torch = import_torch(threads)
-    only(options, "causal", "window", "scale", "mask", "bias", weights=True)
+    only(options, "causal", "window", "scale", *ADDED, weights=True)
     query, key, value = (to_torch(torch, array) for array in arrays)
     seen = visible(case, options)
-    given = next((options[name] for name in ("mask", "bias") if name in options), seen)
+    given = added(case, options)
+    given = seen if given is None else given
     mask = None if given is None else torch.from_numpy(given)
     scale = _scale(case, options)
     grouped = case.q_heads != case.kv_heads
@@ -152,11 +153,10 @@ def setup_torch(case: Case, arrays: Arrays, options: Options, threads: int) -> C
 
 def setup_onnxruntime(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """The standard operator Attention (opset 23)."""
-    only(options, "causal", "scale", "mask", "bias", weights=True)
+    only(options, "causal", "scale", *ADDED, weights=True)
     _fits(case, arrays, 6 if arrays[0].dtype == np.float64 else 3)      # as measured with onnxruntime 1.32
-    added = next((options[name] for name in ("mask", "bias") if name in options), None)
-    scale = _scale(case, options)
-    return onnxmodels.standard(case, arrays, visible(case, options), added, scale, wanted(options), threads)
+    given, scale = added(case, options), _scale(case, options)
+    return onnxmodels.standard(case, arrays, visible(case, options), given, scale, wanted(options), threads)
 
 
 def setup_onnxruntime_mha(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:

@@ -1,4 +1,4 @@
-"""The contenders that compile a graph: jax and OpenVINO."""
+"""The contenders that compile a graph: jax, OpenVINO, and FlexAttention of torch."""
 
 import os
 from typing import Any
@@ -7,14 +7,15 @@ import numpy as np
 
 from attnc._types import Shape
 from attnc.bench import Arrays, Call, Options, Unsupported, machine
-from attnc.bench.cases import aligned, visible
+from attnc.bench.cases import ADDED, added, aligned, visible
 from attnc.bench.contenders.attention import only
+from attnc.bench.contenders.tensors import from_torch, import_torch, to_torch
 from attnc.testing import Case
 
 
 def setup_jax(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """``jax.nn.dot_product_attention`` under ``jit``, which wants the heads after the length."""
-    only(options, "causal", "window", "scale", "mask", "bias")
+    only(options, "causal", "window", "scale", *ADDED)
     jax = _import_jax(threads)
     if case.dtype == "float64":
         raise Unsupported("has its softmax in float32")
@@ -24,7 +25,8 @@ def setup_jax(case: Case, arrays: Arrays, options: Options, threads: int) -> Cal
     query, key, value = (numpy.asarray(np.ascontiguousarray(array.swapaxes(1, 2))) for array in arrays)
     if query.shape[-1] != value.shape[-1]:
         raise Unsupported("wants values as deep as keys")
-    mask, bias, scale = options.get("mask"), options.get("bias"), options.get("scale")
+    given, scale = added(case, options), options.get("scale")
+    mask, bias = (given, None) if given is not None and given.dtype == bool else (None, given)
     triangle = aligned(case, options)
     if not triangle and (seen := visible(case, options)) is not None:
         mask = seen[None, None]
@@ -63,7 +65,7 @@ def setup_openvino(case: Case, arrays: Arrays, options: Options, threads: int) -
         from openvino import opset13
     except ImportError as error:
         raise Unsupported.import_of(error) from error
-    only(options, "causal", "window", "scale", "mask", "bias")
+    only(options, "causal", "window", "scale", *ADDED)
     if case.dtype in ("float64", "bfloat16"):
         raise Unsupported(f"computes {case.dtype} in another precision")
     query, key, value = arrays
@@ -72,13 +74,12 @@ def setup_openvino(case: Case, arrays: Arrays, options: Options, threads: int) -
         parameters[1:], (key, value), strict=True))]
     triangle = aligned(case, options)
     seen = None if triangle else visible(case, options)
-    added = np.zeros((1, 1, 1, 1), query.dtype)
-    if options.get("bias") is not None:
-        added = options["bias"].astype(query.dtype)
-    if options.get("mask") is not None or seen is not None:
-        added = np.where(options["mask"] if seen is None else seen[None, None], 0, -np.inf)
+    given = added(case, options) if seen is None else seen[None, None]
+    given = np.zeros((1, 1, 1, 1), query.dtype) if given is None else given
+    if given.dtype == bool:
+        given = np.where(given, 0, -np.inf)
     scale = opset13.constant(np.array(options.get("scale", case.head_dim ** -0.5), query.dtype))
-    node = opset13.scaled_dot_product_attention(*heads, opset13.constant(added.astype(query.dtype)), scale,
+    node = opset13.scaled_dot_product_attention(*heads, opset13.constant(given.astype(query.dtype)), scale,
                                                 causal=triangle)
     model = openvino.Model([node], parameters)
     settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY",
@@ -106,3 +107,28 @@ def _repeated(opset: Any, node: Any, shape: Shape, case: Case) -> Any:
     wide = np.array([batch, heads, heads_per_kv, length, dim], np.int64)
     node = opset.broadcast(opset.unsqueeze(node, np.int64(2)), wide, broadcast_spec="BIDIRECTIONAL")
     return opset.reshape(node, np.array([batch, heads * heads_per_kv, length, dim], np.int64), False)
+
+
+def setup_torch_flex(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
+    """``flex_attention`` under ``torch.compile`` with a ``BlockMask``: blocks that no row sees are skipped."""
+    if "block_mask" not in options:
+        raise Unsupported("is for masks over blocks")
+    only(options, "block_mask", "scale")
+    torch = import_torch(threads)
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    blocks, rows, keys = options["block_mask"]
+    if blocks.shape[1] > 1:
+        raise Unsupported("gets one mask for all heads here")
+    seen = torch.from_numpy(blocks[0, 0])
+    mask = create_block_mask(lambda batch, head, row, key: seen[row // rows, key // keys], None, None, case.q_len,
+                             case.kv_len, device="cpu", BLOCK_SIZE=(rows, keys))
+    query, key, value = (to_torch(torch, array) for array in arrays)
+    compiled, scale = torch.compile(flex_attention), options.get("scale")
+    grouped = case.q_heads != case.kv_heads
+
+    def call() -> Any:
+        with torch.inference_mode():
+            return from_torch(torch, compiled(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped))
+
+    return call

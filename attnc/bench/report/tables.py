@@ -14,8 +14,9 @@ LIMITS = {
             "the caches hold.",
     "weights": "Limit \"weights\": 1.1 x the same call without weights + 1.3 x filling an array of their shape, new "
                "or used again as theirs is; 100% or more is within it.",
-    "plain": "Limit \"plain\": 1.15 x the same call without the mask, 1.25 x without the bias; 100% or more is within "
-             "it.",
+    "plain": "Limit \"plain\": 1.15 x the same call without the mask, 1.25 x without the bias, 1.1 x without the "
+             "relative bias; 100% or more is within it.",
+    "file": "Limit \"file\": the bandwidth of reading the same file through a new mapping.",
     "stream": "Limit \"stream\": copying the input past the caches, after one more reading where a row is longer than "
               "1 MB.",
 }
