@@ -150,18 +150,20 @@ def attention(
     return attend(a)
 
 
-def attend(a: Args, value_scale: np.ndarray | None = None) -> Array | AttentionResult:
-    """`attention` of checked arguments; `value_scale` has the factors of the int8 values of a cache."""
+def attend(
+        a: Args, value_scale: np.ndarray | None = None, key_rows: np.ndarray | None = None) -> Array | AttentionResult:
+    """`attention` of checked arguments; `value_scale` has the factors of the int8 values of a cache, and `key_rows`,
+    (batch..., kv_heads or 1, kv_len), the row of key and value in which each key lies."""
     output = np.empty(a.out_shape, a.dtype) if a.out is None else a.out
     view = output[None] if a.two_d else output.swapaxes(-2, -3) if a.layout == "bnhd" else output
     if not a.want:
-        _call.run("attend", a, None, None, value=a.value, out=view, value_scale=value_scale)
+        _call.run("attend", a, None, None, value=a.value, out=view, value_scale=value_scale, key_rows=key_rows)
         return output
     wanted = {name: _result(name, a) for name in a.want}
     if "scores" in wanted:
-        _call.run("scores", a, scores=wanted["scores"])
+        _call.run("scores", a, scores=wanted["scores"], key_rows=key_rows)
     results = dict(value=a.value, out=view, lse=wanted.get("lse"), weights=wanted.get("weights"),
-                   value_scale=value_scale)
+                   value_scale=value_scale, key_rows=key_rows)
     if STATISTICS.isdisjoint(wanted):
         _call.run("attend", a, None, None, **results)
     else:

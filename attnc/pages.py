@@ -341,7 +341,7 @@ class PagedKVCache(Readable):
 
     def _allocate(self) -> None:
         s = self._sizes
-        self._keys, self._values = (aligned((s.n_pages, s.page, s.kv_heads, dim), s.dtype)
+        self._keys, self._values = (aligned((s.n_pages, s.kv_heads, s.page, dim), s.dtype).swapaxes(1, 2)
                                     for dim in (s.head_dim, s.value_dim))
 
     def _where(self, ids: ArrayLike, query: ArrayLike, q_lengths: ArrayLike | None) -> tuple[Integers, dict[str, Any]]:

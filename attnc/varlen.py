@@ -140,7 +140,7 @@ def _one_by_one(v: VarlenArgs, each: list[Args], output: np.ndarray) -> Array | 
     for i, one_args in enumerate(each):
         rows = v.rows(i)
         one_args.out = output[rows]
-        one = attend(one_args)
+        one = attend(one_args, key_rows=None if v.pages is None else v.pages.rows([i], one_args.kv_len)[0])
         for name, whole in found.items():
             if name in RAGGED_RESULTS:
                 whole.append(getattr(one, name))
@@ -270,9 +270,7 @@ def _run(v: VarlenArgs, sequences: list[int], output: np.ndarray, lse: np.ndarra
         a.alibi_slopes = a.alibi_slopes[sequences]
     if isinstance(a.q_offset, np.ndarray):
         a.q_offset = a.q_offset[sequences]
-    if v.pages is None:
-        k_starts = v.k_starts[sequences]
-    else:       # stand-in
-        k_starts, rows = None, v.pages.rows(sequences, a.kv_len)[:, 0]
-        a.key, a.value = (np.moveaxis(x[:, rows], 0, 1) for x in (a.key, a.value))  # type: ignore
-    _call.run("attend", a, value=a.value, out=output, lse=lse, q_starts=v.q_starts[sequences], k_starts=k_starts)
+    k_starts = v.k_starts[sequences] if v.pages is None else None
+    key_rows = None if v.pages is None else v.pages.rows(sequences, a.kv_len)
+    _call.run("attend", a, value=a.value, out=output, lse=lse, q_starts=v.q_starts[sequences], k_starts=k_starts,
+              key_rows=key_rows)

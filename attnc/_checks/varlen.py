@@ -52,20 +52,30 @@ class VarlenArgs:
         x: np.ndarray = getattr(self.args, name).swapaxes(-2, -3)
         return x
 
-    def alone(self) -> Iterator[Args]:
-        """Check the arguments of each sequence, and name it where an option does not fit it; pages are gathered."""
+    def alone(self, in_place: bool) -> Iterator[Args]:
+        """Check the arguments of each sequence, and name it where an option does not fit it.
+
+        Keys and values in pages are those of all sequences (`in_place`), or copies of those of each.
+        """
         a, query, key = self.args, self.tokens("query"), self.tokens("key")
         value = None if a.value is None else self.tokens("value")
         for i in range(len(self.q_lengths)):
             rows, keys = self.rows(i), self.keys(i)
             own = {name: x[i] if name not in OF_TOKENS else x[keys if OF_TOKENS[name] else rows]
                    for name, x in self.own.items()}
-            places = keys if self.pages is None else self.pages.rows([i], int(self.kv_lengths[i]))[0, 0]
+            n, places = int(self.kv_lengths[i]), keys
+            if self.pages is not None and not in_place:
+                places = self.pages.rows([i], n)[0, 0]
+            held: list[Any] = [None if x is None else x[places] for x in (key, value)]
+            if self.pages is not None and in_place:     # checks see the shapes alone
+                held = [None if x is None else np.broadcast_to(np.zeros((), x.dtype), (n, *x.shape[1:]))
+                        for x in (key, value)]
             try:
-                one = attention_args(query[rows], key[places], None if value is None else value[places], layout="bnhd",
-                                     **self.options, **own)
+                one = attention_args(query[rows], held[0], held[1], layout="bnhd", **self.options, **own)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"sequence {i}: {error}") from None
+            if self.pages is not None and in_place:
+                one.key, one.value = a.key, a.value
             one.want, one.num_threads = a.want, a.num_threads
             yield one
 
@@ -134,7 +144,7 @@ def varlen_args(
                 f"{name} must be a list of one array (or None) for each of the {count} sequences, got {came}")
     v = VarlenArgs(a, q_starts, k_starts, q_lengths, k_lengths, options, given, None, pages)
     if not shared or given.keys() & {*RAGGED, *OF_TOKENS} or set(a.want) - {"lse"}:
-        v.each = list(v.alone())
+        v.each = list(v.alone(in_place=shared))
     if a.out is not None:
         check_apart(a.out, {"alibi_slopes": a.alibi_slopes, "q_offset": a.q_offset}
                     | {name: given[name] for name in given.keys() & OF_TOKENS.keys()}
