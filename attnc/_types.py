@@ -64,6 +64,7 @@ class VarlenOptions(SharedOptions, total=False):
     """What attention_varlen takes besides its inputs, `want` and `out`: the rest of an overload."""
 
     mask: Ragged | None
+    key_indices: Ragged | None
     key_mask: ArrayLike | None
     bias: Ragged | None
     relative_bias: Ragged | None
@@ -85,6 +86,7 @@ class CacheOptions(SharedOptions, total=False):
 
     mask: ArrayLike | None
     block_mask: BlockMask | None
+    key_indices: ArrayLike | None
     key_mask: ArrayLike | None
     bias: ArrayLike | None
     relative_bias: ArrayLike | None

@@ -6,7 +6,7 @@ from typing import Never, Unpack, overload
 
 import numpy as np
 
-from . import _call
+from . import _call, _gather
 from ._checks import Args, attention_args, check_lse, weighted_sum_args
 from ._checks.arrays import as_array
 from ._checks.attention import BHND, NOTHING
@@ -32,19 +32,20 @@ def attention(
 @hides_unknown
 def attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
-        block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
-        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
+        block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None,
+        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
+        window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+        want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None,
+        **unknown: Never) -> Array | AttentionResult:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, row by row, without the matrix of weights.
 
     The options, all off by default, go together in any number:
 
-    - which keys a row sees: `mask`, `key_mask`, `causal`, `window` (and `q_offset`, `k_positions`), `q_segments` with
-      `k_segments`, `q_lengths` and `kv_lengths`;
+    - which keys a row sees: `mask`, `block_mask`, `key_indices`, `key_mask`, `causal`, `window` (and `q_offset`,
+      `k_positions`), `q_segments` with `k_segments`, `q_lengths` and `kv_lengths`;
     - what is done to scores: `scale`, `softcap`, `bias`, `relative_bias`, `alibi_slopes`, `sinks`;
     - what comes back, and how it is computed: `want`, `layout`, `out`, `num_threads`.
 
@@ -66,6 +67,9 @@ def attention(
     block_mask : tuple (mask, rows, keys), optional
         A bool array (batch..., q_heads, ceil(q_len / rows), ceil(kv_len / keys)), True = attend, over blocks of `rows`
         by `keys` places, which count from 0. Blocks of keys that no row of a block may see cost nothing.
+    key_indices : int array (batch..., q_heads or kv_heads or 1, q_len, n), optional
+        The keys that each row may see, -1 for none, in any order and any number of times. Output, lse and statistics of
+        rows read these keys alone, in place: they cost n keys for each row.
     key_mask : bool array (batch..., kv_len), optional
         True = attend, for all rows of a batch element.
     bias : float array, optional
@@ -139,14 +143,14 @@ def attention(
         unexpected(attention, unknown)
     if (mask is key_mask is bias is relative_bias is q_offset is k_positions is scale is softcap is alibi_slopes
             is sinks is q_segments is k_segments is q_lengths is kv_lengths is None and window is None
-            and block_mask is None and layout is BHND and want is NOTHING):
+            and block_mask is None and key_indices is None and layout is BHND and want is NOTHING):
         output = _call.run_fast(query, key, value, causal, out, num_threads)
         if output is not None:
             return output
     a = attention_args(  # by position, here and below: options_of or keywords would take a microsecond
-        query, key, as_array("value", value), mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset,
-        k_positions, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, want,
-        out, num_threads)
+        query, key, as_array("value", value), mask, block_mask, key_indices, key_mask, bias, relative_bias, causal,
+        window, q_offset, k_positions, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths,
+        kv_lengths, layout, want, out, num_threads)
     return attend(a)
 
 
@@ -156,12 +160,17 @@ def attend(
     (batch..., kv_heads or 1, kv_len), the row of key and value in which each key lies."""
     output = np.empty(a.out_shape, a.dtype) if a.out is None else a.out
     view = output[None] if a.two_d else output.swapaxes(-2, -3) if a.layout == "bnhd" else output
-    if not a.want:
+    if not a.want and a.key_indices is None:
         _call.run("attend", a, None, None, value=a.value, out=view, value_scale=value_scale, key_rows=key_rows)
         return output
     wanted = {name: _result(name, a) for name in a.want}
     if "scores" in wanted:
         _call.run("scores", a, scores=wanted["scores"], key_rows=key_rows)
+    if a.key_indices is not None and a.key_scale is None:       # int8 rows have scales of their own
+        if "weights" in wanted:
+            _call.run("attend", a, weights=wanted["weights"], key_rows=key_rows)
+        _gather.attend(a, view, {name: x for name, x in wanted.items() if name not in ("scores", "weights")}, key_rows)
+        return AttentionResult(output, **wanted) if a.want else output
     results = dict(value=a.value, out=view, lse=wanted.get("lse"), weights=wanted.get("weights"),
                    value_scale=value_scale, key_rows=key_rows)
     if STATISTICS.isdisjoint(wanted):
@@ -171,7 +180,7 @@ def attend(
         request = _call.RowRequest(entropy=wanted.get("entropy"), max=wanted.get("max"), top=top,
                                    top_keys=wanted.get("argmax"), k=int("argmax" in wanted))
         _call.run("attend", a, request, None, **results)
-    return AttentionResult(output, **wanted)
+    return AttentionResult(output, **wanted) if a.want else output
 
 
 def _result(name: str, a: Args) -> np.ndarray:
@@ -183,13 +192,13 @@ def _result(name: str, a: Args) -> np.ndarray:
 @hides_unknown
 def attention_scores(
         query: ArrayLike, key: ArrayLike, *, stage: Stage = "masked", mask: ArrayLike | None = None,
-        block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", out: Array | None = None,
-        num_threads: int | None = None, **unknown: Never) -> Array:
+        block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None,
+        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
+        window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array:
     """Scores of every query with every key: how well they match, before the softmax.
 
     Parameters
@@ -199,8 +208,8 @@ def attention_scores(
     stage : {"masked", "capped", "scaled", "raw"}
         ``"raw"`` is the product, ``"scaled"`` times the scale, ``"capped"`` after the softcap, ``"masked"`` with bias,
         linear bias and every mask. Earlier stages ignore the options of later ones.
-    mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, softcap, \
-alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
+    mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, \
+softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
         As in `attention`. Sinks appear in no stage.
     out : array, optional
         Receives the scores: exact shape and dtype, no memory shared with an input.
@@ -224,11 +233,11 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
     if unknown:
         unexpected(attention_scores, unknown)
     a = attention_args(
-        query, key, None, mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale,
-        softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads,
-        stage, "scores")
+        query, key, None, mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset,
+        k_positions, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout,
+        NOTHING, out, num_threads, stage, "scores")
     if stage != "masked":
-        a.mask = a.block_mask = a.key_mask = a.bias = a.relative_bias = a.alibi_slopes = None
+        a.mask = a.block_mask = a.key_indices = a.key_mask = a.bias = a.relative_bias = a.alibi_slopes = None
         a.window = a.q_segments = a.k_segments = None
         a.causal = False
         a.softcap = a.softcap if stage == "capped" else None
@@ -242,21 +251,21 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
 @hides_unknown
 def attention_weights(
         query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
-        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
-        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-        k_positions: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
-        layout: Layout = "bhnd", lse: ArrayLike | None = None, out: Array | None = None, num_threads: int | None = None,
-        **unknown: Never) -> Array:
+        key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
+        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array:
     """The weights of `attention` for every row and key: each key's share of the row.
 
     Parameters
     ----------
     query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
     key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
-    mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, softcap, \
-alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
+    mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, \
+softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
         As in `attention`.
     lse : float array (..., q_heads, q_len) or (q_len,), optional
         The lse of each row over more keys than these, from ``attention(..., want="lse")``, `merge_states` or
@@ -288,9 +297,9 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_
     if unknown:
         unexpected(attention_weights, unknown)
     a = attention_args(
-        query, key, None, mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale,
-        softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads,
-        gives="weights")
+        query, key, None, mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset,
+        k_positions, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout,
+        NOTHING, out, num_threads, gives="weights")
     given = None if lse is None else check_lse(lse, a)
     weights = np.empty(a.weights_shape, a.dtype) if out is None else out
     if given is None:

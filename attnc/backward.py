@@ -19,14 +19,14 @@ from .results import AttentionGradients
 @hides_unknown
 def attention_backward(
         grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
-        *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
-        window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None,
-        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
-        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
-        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-        want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None, num_threads: int | None = None,
-        **unknown: Never) -> AttentionGradients:
+        *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None,
+        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
+        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+        k_positions: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
+        layout: Layout = "bhnd", want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None,
+        num_threads: int | None = None, **unknown: Never) -> AttentionGradients:
     """Gradients of `attention` from its inputs, its output and its lse, without the matrix of weights.
 
     The weights are computed again, block by block, under the lse: memory is linear in the lengths.
@@ -40,8 +40,8 @@ def attention_backward(
     output, lse : array
         What ``attention(..., want="lse")`` gave. They may be those over more keys than these (`merge_states`,
         `AttentionState`): then the gradients of these keys are their part of the whole.
-    mask, block_mask, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, softcap, \
-alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
+    mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, \
+softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
         As they went into `attention`.
     want : name or tuple of names
         Out of ``"query"``, ``"key"``, ``"value"``, ``"bias"``, ``"relative_bias"`` and ``"sinks"``.

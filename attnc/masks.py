@@ -179,6 +179,8 @@ def allowed(a: Args) -> Mask:
         rows, keys, first_row, first_key = a.block_sizes
         cells = ((np.arange(a.q_len) + first_row) // rows)[:, None], (np.arange(a.kv_len) + first_key) // keys
         keep &= a.block_mask[..., cells[0], cells[1]]
+    if a.key_indices is not None:
+        keep &= in_lists(a)
     if a.key_mask is not None:
         keep &= a.key_mask[..., None, None, :]
     if a.bias is not None:
@@ -192,6 +194,16 @@ def allowed(a: Args) -> Mask:
     if a.q_segments is not None and a.k_segments is not None:
         keep &= _same_segment(a.q_segments, a.k_segments)
     return keep
+
+
+def in_lists(a: Args) -> Mask:
+    """Which keys `key_indices` names: bool, broadcasts to (*batch, q_heads, q_len, kv_len)."""
+    lists = a.key_indices
+    assert lists is not None
+    named = np.zeros((*lists.shape[:-1], a.kv_len + 1), np.bool_)       # the last column is that of -1
+    np.put_along_axis(named, lists, True, -1)
+    per_head = lists.shape[-3] == a.q_heads or lists.shape[-3] == 1
+    return (named if per_head else np.repeat(named, a.heads_per_kv, -3))[..., :-1]
 
 
 def within_lengths(a: Args) -> Mask:

@@ -39,13 +39,13 @@ def attention_varlen(
 def attention_varlen(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
         cu_seqlens_k: ArrayLike | None = None, *, block_table: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, mask: Ragged | None = None, key_mask: ArrayLike | None = None,
-        bias: Ragged | None = None, relative_bias: Ragged | None = None, causal: bool = False,
-        window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: Ragged | None = None,
-        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
-        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
-        want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None,
-        **unknown: Never) -> Array | AttentionResult:
+        kv_lengths: ArrayLike | None = None, mask: Ragged | None = None, key_indices: Ragged | None = None,
+        key_mask: ArrayLike | None = None, bias: Ragged | None = None, relative_bias: Ragged | None = None,
+        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+        k_positions: Ragged | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, want: Wanted | tuple[()] = (), out: Array | None = None,
+        num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
     """Attention of many sequences packed one after another, of any lengths, without padding.
 
     Sequence ``i`` has the query rows ``cu_seqlens_q[i]`` to ``cu_seqlens_q[i + 1]`` and the keys from
@@ -66,7 +66,7 @@ def attention_varlen(
         ``block_table[i, j // page]``. Sequences may share pages. Entries for no key are not looked at.
     kv_lengths : int array (sequences,), with `block_table`
         The number of keys of each sequence.
-    mask, bias, relative_bias, k_positions : list of arrays, optional
+    mask, key_indices, bias, relative_bias, k_positions : list of arrays, optional
         One for each sequence, as `attention` takes it for that sequence alone, or None.
     key_mask, q_segments, k_segments : array (kv_tokens,), (q_tokens,) and (kv_tokens,), optional
         As in `attention`, over the packed tokens; with `block_table`, over the keys of one sequence after another.
@@ -119,10 +119,10 @@ def attention_varlen(
     if unknown:
         unexpected(attention_varlen, unknown)
     v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, block_table=block_table, kv_lengths=kv_lengths,
-                    shared=True, mask=mask, key_mask=key_mask, bias=bias, relative_bias=relative_bias,
-                    causal=causal, window=window, q_offset=q_offset, k_positions=k_positions, scale=scale,
-                    softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
-                    k_segments=k_segments, want=want, out=out, num_threads=num_threads)
+                    shared=True, mask=mask, key_indices=key_indices, key_mask=key_mask, bias=bias,
+                    relative_bias=relative_bias, causal=causal, window=window, q_offset=q_offset,
+                    k_positions=k_positions, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+                    q_segments=q_segments, k_segments=k_segments, want=want, out=out, num_threads=num_threads)
     output = np.empty(v.args.out_shape, v.args.dtype) if out is None else out
     if v.each is not None:
         return _one_by_one(v, v.each, output)

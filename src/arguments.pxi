@@ -90,6 +90,7 @@ cdef int set_sizes(Params* p, Py_ssize_t* shape, object args) except -1:
 
 cdef int open_operands(Params* p, object args, Views* views) except -1:
     """Open query, key and all options of attention."""
+    cdef Py_buffer* lists
     cdef object window = args.window, q_offset = args.q_offset, softcap = args.softcap
     take(views, args.query, &p.query, ALL_AXES)
     take(views, args.key, &p.key, ALL_AXES)
@@ -98,6 +99,11 @@ cdef int open_operands(Params* p, object args, Views* views) except -1:
     if args.block_mask is not None:
         take(views, args.block_mask, &p.block_mask, ALL_AXES)
         p.mask_rows, p.mask_keys, p.mask_row, p.mask_key = args.block_sizes
+    if args.key_indices is not None:
+        lists = &views.view[views.held]
+        take(views, args.key_indices, &p.key_indices, ALL_AXES)
+        p.list_keys = lists.shape[lists.ndim - 1]
+        p.list_heads = p.q_heads // ix_max(1, lists.shape[lists.ndim - 3])
     take(views, args.bias, &p.bias, ALL_AXES)
     take(views, args.relative_bias, &p.relative if p.bias.data != NULL else &p.bias, ALL_AXES)
     take(views, None if q_offset is None else numpy.asarray(q_offset, numpy.int64), &p.q_offset, 0)

@@ -100,7 +100,8 @@ cdef extern from "kernels.h" nogil:
 
     ctypedef struct Params:
         Array query, key, value, out, lse, weights, scores
-        Array mask, block_mask, key_mask, bias, relative, q_offset, k_positions, sinks, slopes, q_segments, k_segments
+        Array mask, block_mask, key_indices, key_mask, bias, relative, q_offset, k_positions, sinks, slopes
+        Array q_segments, k_segments
         Array q_lengths, kv_lengths
         Array q_starts, k_starts, key_rows, key_scale, value_scale
         Batch batch
@@ -108,6 +109,7 @@ cdef extern from "kernels.h" nogil:
         int mode, type, pairs, causal
         Py_ssize_t left, right
         double scale, softcap, exponent, unit
+        Py_ssize_t list_keys, list_heads
         Py_ssize_t mask_rows, mask_keys, mask_row, mask_key
         int raw_scores, flip, by_position, masked
         Py_ssize_t rows

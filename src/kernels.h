@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "call/block_mask.h"
+#include "call/key_lists.h"
 #include "call/scratch.h"
 #include "gemm/cases.h"
 #include "gemm/pairs.h"

@@ -47,6 +47,7 @@ class Slow:
             self.padding(b, i, j)
             or not self.get("mask", True, *b, h, i, j)
             or not self.in_seen_block(b, h, i, j)
+            or not self.named(b, h, i, j)
             or not self.get("key_mask", True, *b, j)
             or self.get("bias", 0.0, *b, h, i, j) == -math.inf
             or self.get("relative_bias", 0.0, *b, h, j - i + self.q_len - 1) == -math.inf
@@ -59,6 +60,13 @@ class Slow:
     def in_seen_block(self, b, h, i, j):
         mask, rows, keys = self.options.get("block_mask") or (True, 1, 1)
         return at(mask, *b, h, i // rows, j // keys)
+
+    def named(self, b, h, i, j):
+        lists = self.options.get("key_indices")
+        if lists is None:
+            return True
+        head = h if lists.shape[-3] == self.q_heads else h // (self.q_heads // self.kv_heads)
+        return any(at(lists, *b, head, i, place) == j for place in range(lists.shape[-1]))
 
     def score(self, b, h, i, j, stage="masked"):
         if self.padding(b, i, j) or (stage == "masked" and not self.sees(b, h, i, j)):
@@ -134,8 +142,8 @@ class Slow:
 
 
 BATCHES = [((), (), ()), ((2,), (2,), (2,)), ((2, 1), (3,), (1, 3)), ((1,), (2,), (2,)), ((), (2,), ())]
-NAMES = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "scale", "softcap",
-         "alibi_slopes", "sinks", "segments", "q_lengths", "kv_lengths", "k_positions")
+NAMES = ("mask", "block_mask", "key_indices", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset",
+         "scale", "softcap", "alibi_slopes", "sinks", "segments", "q_lengths", "kv_lengths", "k_positions")
 
 
 def some_option(name, random, batch, heads, q_len, kv_len):
@@ -154,6 +162,7 @@ def some_option(name, random, batch, heads, q_len, kv_len):
     return {name: {
         "mask": lambda: random.random(shape) < 0.7,
         "block_mask": lambda: cells(random, full, shape),
+        "key_indices": lambda: lists(random, (*per_batch, int(random.choice([1, heads])), q_len), kv_len),
         "key_mask": lambda: random.random((*per_batch, kv_len)) < 0.7,
         "bias": lambda: np.where(random.random(shape) < 0.2, -np.inf, random.standard_normal(shape)),
         "relative_bias": lambda: of_distances(random, full, shape),
@@ -174,6 +183,12 @@ def cells(random, full, shape):
     sizes = [int(random.integers(1, 2 + n)) for n in full[-2:]]
     shape = *shape[:-2], *(-(-n // size) for n, size in zip(full[-2:], sizes, strict=True))
     return random.random(shape) < 0.6, *sizes
+
+
+def lists(random, rows, kv_len):
+    """Keys of each row, some of them -1, some named twice."""
+    n = int(random.integers(0, 2 + kv_len))
+    return random.integers(-1, kv_len, (*rows, n)).astype(random.choice(["int64", "int32", "int16"]))
 
 
 def of_distances(random, full, shape):

@@ -12,13 +12,15 @@ from . import options, scalars
 from .arrays import FLOAT32, accumulator, float_array, promoted
 from .output import check_out
 
-_Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]
+_Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any,
+                            Any]
 BHND, NOTHING = "bhnd", ()  # defaults, compared by identity: == with an array gives an array
 
 # Options that public functions share, in the order of attention_args; options_of(locals()) is what a function was given
-# for them. Names and values of 18 keywords would take longer, and say each name twice.
-OPTIONS = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "k_positions",
-           "scale", "softcap", "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths", "layout")
+# for them. Names and values of 19 keywords would take longer, and say each name twice.
+OPTIONS = ("mask", "block_mask", "key_indices", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset",
+           "k_positions", "scale", "softcap", "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths",
+           "kv_lengths", "layout")
 options_of: Callable[[dict[str, Any]], _Options] = itemgetter(*OPTIONS)
 
 
@@ -46,6 +48,7 @@ class Args:
     mask: np.ndarray | None
     block_mask: np.ndarray | None
     block_sizes: tuple[int, int, int, int] | None       # of its blocks: rows, keys, the first row, the first key
+    key_indices: np.ndarray | None      # (..., heads, q_len, n) int64: ascending, -1 first, each key once
     key_mask: np.ndarray | None
     bias: np.ndarray | None
     relative_bias: np.ndarray | None        # as a view of the shape of a bias, whose rows overlap
@@ -99,12 +102,12 @@ class Args:
 
 def attention_args(
         query: object, key: object, value: object, mask: object = None, block_mask: object = None,
-        key_mask: object = None, bias: object = None, relative_bias: object = None, causal: object = False,
-        window: object = None, q_offset: object = None, k_positions: object = None, scale: object = None,
-        softcap: object = None, alibi_slopes: object = None, sinks: object = None, q_segments: object = None,
-        k_segments: object = None, q_lengths: object = None, kv_lengths: object = None, layout: object = "bhnd",
-        want: object = (), out: object = None, num_threads: object = None, stage: object = "masked",
-        gives: str = "output") -> Args:
+        key_indices: object = None, key_mask: object = None, bias: object = None, relative_bias: object = None,
+        causal: object = False, window: object = None, q_offset: object = None, k_positions: object = None,
+        scale: object = None, softcap: object = None, alibi_slopes: object = None, sinks: object = None,
+        q_segments: object = None, k_segments: object = None, q_lengths: object = None, kv_lengths: object = None,
+        layout: object = "bhnd", want: object = (), out: object = None, num_threads: object = None,
+        stage: object = "masked", gives: str = "output") -> Args:
     """Check everything and return it as `Args`; `value` is None where a function has none.
 
     `gives` is what `out` receives: ``"output"``, ``"scores"`` or ``"weights"``.
@@ -121,6 +124,7 @@ def attention_args(
     a.block_mask = a.block_sizes = None
     if block_mask is not None:
         a.block_mask, a.block_sizes = options.check_block_mask(block_mask, a)
+    a.key_indices = None if key_indices is None else options.check_key_indices(key_indices, a)
     a.key_mask = None if key_mask is None else options.check_key_mask(key_mask, a)
     a.bias = None if bias is None else options.check_bias(bias, a)
     a.relative_bias = None if relative_bias is None else options.check_relative_bias(relative_bias, a)
@@ -141,9 +145,10 @@ def attention_args(
     if out is not None:
         shape = a.out_shape if gives == "output" else a.weights_shape
         a.out = check_out(out, shape, a.acc if gives == "scores" else a.dtype, dict(
-            query=query, key=key, value=value, mask=mask, block_mask=a.block_mask, key_mask=key_mask, bias=bias,
-            relative_bias=relative_bias, q_offset=q_offset, k_positions=k_positions, alibi_slopes=alibi_slopes,
-            sinks=sinks, q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths, kv_lengths=kv_lengths))
+            query=query, key=key, value=value, mask=mask, block_mask=a.block_mask, key_indices=key_indices,
+            key_mask=key_mask, bias=bias, relative_bias=relative_bias, q_offset=q_offset, k_positions=k_positions,
+            alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths,
+            kv_lengths=kv_lengths))
     return a
 
 

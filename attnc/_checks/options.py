@@ -39,6 +39,36 @@ def check_block_mask(block_mask: object, a: Args) -> tuple[np.ndarray, tuple[int
     return mask, (rows, keys, 0, 0)
 
 
+def check_key_indices(key_indices: object, a: Args) -> np.ndarray:
+    """The keys that each row may see, (..., heads, q_len, n): ascending, -1 first, each key once.
+
+    Heads are those of the queries, of the keys, or one for all.
+    """
+    lists = integers("key_indices", key_indices, -1, a.kv_len - 1)
+    heads = lists.shape[-3] if lists.ndim > 2 and lists.shape[-3] == a.kv_heads else a.q_heads
+    n = lists.shape[-1] if lists.ndim else 0
+    lead, axes = ((), "") if a.two_d else ((*a.batch, heads), "batch..., q_heads | kv_heads | 1, ")
+    check_fits("key_indices", lists.shape, (*lead, a.q_len, n), f"({axes}q_len, n)", exact=2)
+    return ascending(lists if lists.ndim > 2 else lists[None])
+
+
+def ascending(lists: np.ndarray) -> np.ndarray:
+    """Lists of keys in ascending order, each key once; -1 is none, and comes first. A copy unless they are so."""
+    step = lists[..., 1:] - lists[..., :-1]
+    if not ((step > 0) | ((step == 0) & (lists[..., 1:] < 0))).all():
+        lists = np.sort(lists, -1)
+        again = lists[..., 1:] == lists[..., :-1]
+        if (again & (lists[..., 1:] >= 0)).any():
+            lists[..., 1:][again] = -1
+            lists.sort(-1)
+    return lists if lists.strides[-1] == lists.itemsize else np.ascontiguousarray(lists)
+
+
+def keys_within(lists: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """The part of `ascending` lists that names keys from `start` to `stop`, counted from `start`."""
+    return ascending(np.where((lists >= start) & (lists < stop), lists - start, -1))
+
+
 def check_key_mask(key_mask: object, a: Args) -> np.ndarray:
     """The mask that holds for all rows of a batch element."""
     key_mask = bools("key_mask", key_mask, "attend", "a 0/1 mask is key_mask.astype(bool)")

@@ -16,7 +16,8 @@ from .pages import Pages, open_pages
 from .scalars import MAX_OFFSET, check_want
 from .spellings import unexpected
 
-RAGGED = ("mask", "bias", "relative_bias", "k_positions")      # options of which each sequence has its own array
+# options of which each sequence has its own array
+RAGGED = ("mask", "key_indices", "bias", "relative_bias", "k_positions")
 OF_TOKENS = {"key_mask": 1, "q_segments": 0, "k_segments": 1}   # options over packed tokens: 0 of queries, 1 of keys
 
 

@@ -165,6 +165,7 @@ def _one_row(args: Args, head: int, row: int) -> tuple[np.ndarray, np.ndarray, n
         "bias": None if args.bias is None else np.broadcast_to(args.bias, whole)[head, row:row + 1],
         "relative_bias": None if args.relative_bias is None else np.broadcast_to(args.relative_bias, whole)[head, row],
         "block_mask": _cells_of_row(args, head, row),
+        "key_indices": _list_of_row(args, head, kv_head, row),
         "k_positions": None if args.k_positions is None else
             np.broadcast_to(args.k_positions, (args.kv_heads, args.kv_len))[kv_head],
         "key_mask": args.key_mask,
@@ -185,6 +186,14 @@ def _cells_of_row(args: Args, head: int, row: int) -> tuple[np.ndarray, int, int
     rows, keys, _, _ = args.block_sizes
     cells = np.broadcast_to(args.block_mask, (args.q_heads, *args.block_mask.shape[-2:]))[head]
     return cells[row // rows][None], 1, keys
+
+
+def _list_of_row(args: Args, head: int, kv_head: int, row: int) -> np.ndarray | None:
+    """The keys that `key_indices` names for one row, (1, n)."""
+    if args.key_indices is None:
+        return None
+    heads = len(args.key_indices)
+    return args.key_indices[head if heads == args.q_heads else kv_head if heads > 1 else 0, row:row + 1]
 
 
 def _number(array: int | np.ndarray | None, default: int) -> int:

@@ -83,6 +83,11 @@ def one_head(a: Args, places: Shape) -> Args:
     one.mask, one.bias, one.relative_bias = (
         of_head(x, a.q_len, a.kv_len) for x in (a.mask, a.bias, a.relative_bias))
     one.block_mask = None if a.block_mask is None else of_head(a.block_mask, *a.block_mask.shape[-2:])
+    lists = a.key_indices
+    if lists is not None:
+        heads = lists.shape[-3]
+        of_list = head if heads == a.q_heads else 0 if heads == 1 else kv_head
+        one.key_indices = of(lists, *lists.shape[-3:])[of_list:of_list + 1]
     one.alibi_slopes, one.sinks = of_head(a.alibi_slopes), of_head(a.sinks)
     one.key_mask, one.k_segments, one.q_segments = of(a.key_mask, a.kv_len), of(a.k_segments, a.kv_len), \
         of(a.q_segments, a.q_len)

@@ -30,13 +30,14 @@ def attention(
 @hides_unknown
 def attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
-        block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
-        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
+        block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None,
+        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
+        window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+        want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None,
+        **unknown: Never) -> np.ndarray | AttentionResult:
     """Softmax of the scores of query and key, times value: the definition of `attnc.attention`.
 
     Row ``i`` stands at position ``p = i + q_offset``, key ``j`` at ``k = j`` or ``k_positions[j]``; the row sees the
@@ -79,13 +80,13 @@ def attend(a: Args) -> np.ndarray | AttentionResult:
 @hides_unknown
 def attention_weights(
         query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
-        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
-        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-        k_positions: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
-        layout: Layout = "bhnd", lse: ArrayLike | None = None, out: Array | None = None, num_threads: int | None = None,
-        **unknown: Never) -> np.ndarray:
+        key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
+        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray:
     """The weights of `attention`, for every row and key: the definition of `attnc.attention_weights`.
 
     Parameters, results and errors are those of `attnc.attention_weights`.

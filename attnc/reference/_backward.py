@@ -18,14 +18,14 @@ from ._softmax import softmax_of_scores
 @hides_unknown
 def attention_backward(
         grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
-        *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
-        window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None,
-        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
-        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
-        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-        want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None, num_threads: int | None = None,
-        **unknown: Never) -> AttentionGradients:
+        *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None,
+        key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
+        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+        k_positions: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
+        layout: Layout = "bhnd", want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None,
+        num_threads: int | None = None, **unknown: Never) -> AttentionGradients:
     """Gradients of attention: the definition of `attnc.attention_backward`.
 
     With the weights w of a row, its values v and its gradient g::

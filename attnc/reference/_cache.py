@@ -98,18 +98,19 @@ class KVCache(Locked):
     @hides_unknown
     def attend(
             self, query: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
-            key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
-            causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-            scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
-            sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
-            q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
-            out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
+            key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+            relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+            q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+            want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None,
+            **unknown: Never) -> np.ndarray | AttentionResult:
         """Attention of a query over the tokens that are there; its last row stands at the last token."""
         if unknown:
             unexpected(KVCache.attend, unknown)
-        check_attend(self._sizes, mask=mask, block_mask=block_mask, key_mask=key_mask, bias=bias,
-                     relative_bias=relative_bias, window=window, q_offset=q_offset, q_segments=q_segments,
-                     k_segments=k_segments)
+        check_attend(self._sizes, mask=mask, block_mask=block_mask, key_indices=key_indices, key_mask=key_mask,
+                     bias=bias, relative_bias=relative_bias, window=window, q_offset=q_offset,
+                     q_segments=q_segments, k_segments=k_segments)
         query = float_array("query", query)
         scaled = self._sizes.dtype == np.int8
         wide = query.astype(accumulator(query.dtype), copy=False) if scaled else query
@@ -137,12 +138,12 @@ class KVCache(Locked):
     @hides_unknown
     def weights(
             self, query: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
-            key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
-            causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-            scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
-            sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
-            q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
-            num_threads: int | None = None, **unknown: Never) -> AttentionWeights:
+            key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+            relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+            q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
+            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+            lse: ArrayLike | None = None, num_threads: int | None = None, **unknown: Never) -> AttentionWeights:
         """The weights of a query over the tokens that are there, ``lengths.max()`` of them."""
         if unknown:
             unexpected(KVCache.weights, unknown)

@@ -34,13 +34,13 @@ def attention_varlen(
 def attention_varlen(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
         cu_seqlens_k: ArrayLike | None = None, *, block_table: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, mask: Ragged | None = None, key_mask: ArrayLike | None = None,
-        bias: Ragged | None = None, relative_bias: Ragged | None = None, causal: bool = False,
-        window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: Ragged | None = None,
-        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
-        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
-        want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None,
-        **unknown: Never) -> np.ndarray | AttentionResult:
+        kv_lengths: ArrayLike | None = None, mask: Ragged | None = None, key_indices: Ragged | None = None,
+        key_mask: ArrayLike | None = None, bias: Ragged | None = None, relative_bias: Ragged | None = None,
+        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+        k_positions: Ragged | None = None, scale: float | None = None, softcap: float | None = None,
+        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
+        k_segments: ArrayLike | None = None, want: Wanted | tuple[()] = (), out: Array | None = None,
+        num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
     """`attention` of each sequence of packed tokens: the definition of `attnc.attention_varlen`.
 
     Parameters, results and errors are those of `attnc.attention_varlen`.
@@ -54,10 +54,10 @@ def attention_varlen(
     if unknown:
         unexpected(attention_varlen, unknown)
     v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, block_table=block_table, kv_lengths=kv_lengths,
-                    mask=mask, key_mask=key_mask, bias=bias, relative_bias=relative_bias, causal=causal, window=window,
-                    q_offset=q_offset, k_positions=k_positions, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes,
-                    sinks=sinks, q_segments=q_segments, k_segments=k_segments, want=want, out=out,
-                    num_threads=num_threads)
+                    mask=mask, key_indices=key_indices, key_mask=key_mask, bias=bias, relative_bias=relative_bias,
+                    causal=causal, window=window, q_offset=q_offset, k_positions=k_positions, scale=scale,
+                    softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
+                    k_segments=k_segments, want=want, out=out, num_threads=num_threads)
     a = v.args
     output = np.empty(a.out_shape, a.dtype) if out is None else out
     found: dict[str, list[np.ndarray]] = {name: [] for name in a.want}

@@ -57,6 +57,9 @@ def members(a: Args, member: int) -> Args:
         x = getattr(a, name)
         if x is not None and x.ndim >= -axis and x.shape[axis] > 1:
             setattr(some, name, x[(..., every, *[slice(None)] * (-axis - 1))])
+    lists = a.key_indices
+    if lists is not None and lists.shape[-3] == a.q_heads != a.kv_heads:
+        some.key_indices = lists[..., every, :, :]
     return some
 
 

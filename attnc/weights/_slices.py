@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .._checks import Args
-from .._checks.options import overlapping_rows
+from .._checks.options import keys_within, overlapping_rows
 
 ALL = slice(None)
 
@@ -50,6 +50,10 @@ def part(a: Args, *, batch: tuple[slice, ...] = (), heads: slice = ALL, rows: sl
                  slice(key // of_keys, -(-(key + k1 - k0) // of_keys)))
         some.block_mask = _cut_whole(a.block_mask, batch, heads, cells)
         some.block_sizes = of_rows, of_keys, row % of_rows, key % of_keys
+    if a.key_indices is not None:
+        of = kv_heads if a.key_indices.shape[-3] == a.kv_heads else heads
+        lists = _cut(a.key_indices[..., rows, :], batch, (of, ALL, ALL))
+        some.key_indices = lists if k1 - k0 == a.kv_len else keys_within(lists, k0, k1)
     some.key_mask, some.k_positions = (
         _cut_option(a.key_mask, batch, (keys,)), _cut_option(a.k_positions, batch, (kv_heads, keys)))
     some.alibi_slopes, some.sinks = _cut_option(a.alibi_slopes, batch, (heads,)), _cut_option(a.sinks, (), (heads,))
@@ -86,6 +90,8 @@ def some_heads(a: Args, heads: Sequence[int]) -> Args:
     some.query, some.key = some.query.take(taken, -3), some.key.take(kv_heads, -3)
     for name in ("mask", "block_mask", "bias", "alibi_slopes", "sinks"):
         setattr(some, name, _take(getattr(some, name), taken, _TRAILING.get(name, 1)))
+    if a.key_indices is not None:
+        some.key_indices = _take(a.key_indices, kv_heads if a.key_indices.shape[-3] == a.kv_heads else taken, 3)
     for name in ("key_scale", "k_positions"):
         setattr(some, name, _take(getattr(some, name), kv_heads, _TRAILING[name]))
     if a.relative_bias is not None:         # a view of a value for each distance
@@ -102,8 +108,8 @@ def _take(x: np.ndarray | None, heads: np.ndarray, trailing: int) -> np.ndarray 
     return x if x is None or x.ndim < trailing or x.shape[-trailing] == 1 else x.take(heads, -trailing)
 
 
-_TRAILING = dict(query=3, key=3, key_scale=2, mask=3, block_mask=3, bias=3, relative_bias=3, key_mask=1, alibi_slopes=1,
-                 q_segments=1, k_segments=1, k_positions=2, q_offset=0, q_lengths=0, kv_lengths=0)
+_TRAILING = dict(query=3, key=3, key_scale=2, mask=3, block_mask=3, key_indices=3, bias=3, relative_bias=3, key_mask=1,
+                 alibi_slopes=1, q_segments=1, k_segments=1, k_positions=2, q_offset=0, q_lengths=0, kv_lengths=0)
 
 
 def _cut(x: np.ndarray, batch: tuple[slice, ...], trailing: tuple[slice, ...]) -> np.ndarray:

@@ -28,8 +28,8 @@ static __attribute__((noinline)) void T(add_relative_bias)(const Params *p, cons
  * part may be visible; `all` receives whether all are, the bias aside. */
 static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *all) {
     ix first = block * p->block_k;
-    int some = 0, bytes = p->mask.data || p->block_mask.data || p->key_mask.data || p->q_segments.data
-        || t->tests_positions;
+    int some = 0, bytes = p->mask.data || p->block_mask.data || p->key_indices.data || p->key_mask.data
+        || p->q_segments.data || t->tests_positions;
     *all = 1;
     for (ix r = r0; r < r0 + n; r++) {
         ix i = t->row[r].position, lo = ix_max(t->row[r].start - first, t->column);
@@ -42,6 +42,7 @@ static int T(allow_rows)(const Params *p, Task *t, ix r0, ix n, ix block, int *a
         if (p->mask.data)
             T(and_bools)(allow, row_address(t, &p->mask, t->mask, r) + from * p->mask.col, p->mask.col, width);
         if (p->block_mask.data) and_cells(p, t, r, from, width, allow);
+        if (p->key_indices.data) and_list(p, t, r, from, width, allow);
         if (p->key_mask.data) T(and_bools)(allow, t->key_mask + from * p->key_mask.col, p->key_mask.col, width);
         if (p->q_segments.data) {
             int64_t own = *(const int64_t *)(t->q_segments + i * p->q_segments.row);
@@ -110,8 +111,10 @@ STEP enum Visibility T(visibility)(const Params *p, Task *t, ix r0, ix n, ix blo
     }
     t->column = ix_min(ix_max(start, first), last) - first;
     t->column_stop = ix_max(ix_min(stop, last), first) - first;
-    if (start < stop && p->block_mask.data && t->column < t->column_stop) {
-        Range seen = keys_in_seen_cells(p, t, r0, n, (Range){first + t->column, first + t->column_stop});
+    if (start < stop && (p->block_mask.data || p->key_indices.data)) {
+        Range seen = {first + t->column, first + t->column_stop};
+        if (p->block_mask.data && seen.start < seen.stop) seen = keys_in_seen_cells(p, t, r0, n, seen);
+        if (p->key_indices.data && seen.start < seen.stop) seen = keys_in_lists(p, t, r0, n, seen);
         t->column = seen.start - first;
         t->column_stop = seen.stop - first;
     }
@@ -123,7 +126,7 @@ STEP enum Visibility T(visibility)(const Params *p, Task *t, ix r0, ix n, ix blo
     t->to = round_up(t->column_stop, LANES);
     /* Columns from column_stop on become -inf anyway. */
     int full = inner_start <= first + t->from && inner_stop >= first + t->column_stop;
-    if (p->block_mask.data && t->from < t->column) full = 0;
+    if ((p->block_mask.data || p->key_indices.data) && t->from < t->column) full = 0;
     t->uses_allow = 0;
     if (p->masked) {
         int all;

@@ -31,6 +31,7 @@ static void open_arrays(const Params *p, Task *t) {
     t->scores = address(&p->scores, &p->batch, t->batch, 0);
     t->mask = address(&p->mask, &p->batch, t->batch, 0);
     t->block_mask = address(&p->block_mask, &p->batch, t->batch, 0);
+    t->key_indices = address(&p->key_indices, &p->batch, t->batch, 0);
     t->key_mask = address(&p->key_mask, &p->batch, t->batch, 0);
     t->bias = address(&p->bias, &p->batch, t->batch, 0);
     t->relative = address(&p->relative, &p->batch, t->batch, 0);

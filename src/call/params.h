@@ -29,8 +29,8 @@ typedef struct { ix n; const ix *shape; } Batch;
 
 typedef struct {
     Array query, key, value, out, lse, weights, scores;
-    Array mask, block_mask, key_mask, bias, relative, q_offset, k_positions, sinks, slopes, q_segments, k_segments;
-    Array q_lengths, kv_lengths;
+    Array mask, block_mask, key_indices, key_mask, bias, relative, q_offset, k_positions, sinks, slopes;
+    Array q_segments, k_segments, q_lengths, kv_lengths;
     /* relative: a second bias, NULL unless there is a first */
     Array q_starts, k_starts;    /* first row of each packed sequence; rows past a q_length belong to other sequences */
     Array key_rows;              /* contiguous int64: the row of `key` and `value` in which each key lies */
@@ -49,6 +49,7 @@ typedef struct {
     double unit;                 /* natural score per unit of stored score: |scale| if raw_scores, else 1 */
     int raw_scores;              /* scores stay raw products: no softcap, bias or alibi, scale within 1e-30..1e30 */
     int flip;                    /* queries are negated as they are loaded, which applies a scale's sign exactly */
+    ix list_keys, list_heads;    /* keys of a list of key_indices, and query heads that share one */
     ix mask_rows, mask_keys;     /* rows and keys of a block of block_mask */
     ix mask_row, mask_key;       /* position of row 0 and key 0 in block_mask's first block */
     int by_position;             /* causal order or a window reads k_positions instead of a key's index */

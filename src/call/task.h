@@ -45,7 +45,7 @@ typedef struct {
     const char *query, *key, *value;     /* query of the batch element; key and value of the kv head */
     const float *key_scale, *value_scale;
     char *out, *lse, *weights, *scores;
-    const char *mask, *block_mask, *key_mask, *bias, *relative, *q_segments, *k_segments;
+    const char *mask, *block_mask, *key_indices, *key_mask, *bias, *relative, *q_segments, *k_segments;
     const char *k_positions;             /* of the kv head */
     const int64_t *key_rows;             /* of the kv head, NULL: key j lies in row j */
 

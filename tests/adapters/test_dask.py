@@ -57,6 +57,8 @@ def options(seed, q_len=37, kv_len=50):
            "sinks": np.float32([0.1, -1, 2, 0])}
     yield {"block_mask": (random.random((1, 1, -(-q_len // 64), -(-kv_len // 3))) < 0.3, 64, 3), "causal": True,
            "q_lengths": [30, 37]}
+    yield {"key_indices": random.integers(-1, kv_len, (2, 1, q_len, 12)), "causal": True}
+    yield {"key_indices": random.integers(-1, kv_len, (1, 4, q_len, 5)).astype(np.int32)}
     yield {"q_segments": random.integers(-1, 3, (2, q_len)), "k_segments": random.integers(-1, 3, (2, kv_len))}
 
 
@@ -165,6 +167,8 @@ def test_bad_input_is_named_before_anything_is_computed(seed):
         attention(query, key, value, kv_lengths=da.ones(2, dtype=int))
     with pytest.raises(TypeError, match="the mask of block_mask is a dask array"):
         attention(query, key, value, block_mask=(da.ones((1, 1, 4, 4), dtype=bool), 10, 13))
+    with pytest.raises(TypeError, match="key_indices is a dask array"):
+        attention(query, key, value, key_indices=da.ones((1, 1, 4, 4), dtype=int))
     with pytest.raises(ValueError, match="mask of block_mask has shape"):
         attention(query, key, value, block_mask=(np.ones((1, 1, 5, 4), bool), 10, 13))
     with pytest.raises(TypeError, match="block_mask must be"):

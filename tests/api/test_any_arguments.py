@@ -18,6 +18,7 @@ NUMBERS = st.one_of(st.sampled_from([0, 1, -1, 0.5, -2.0, float("nan"), float("i
 GARBAGE = {
     "mask": [np.ones(3), "yes", np.ones((9, 9, 9, 9, 9, 9), bool)], "key_mask": [np.ones(2), True, [[1]]],
     "block_mask": [np.ones((1, 1), bool), (1, 2), (np.ones((9, 9), bool), 1, 1)],
+    "key_indices": [np.ones((1, 1, 1, 1)), [[[-2]]], "keys", 0, np.full((1, 5, 2), 99)],
     "bias": [np.ones(3, int), "b", np.ones((7, 1, 1, 1, 1), complex)],
     "relative_bias": [np.ones(3, int), np.ones((4, 1)), 1.0], "causal": [1, "no", None],
     "window": [3, (1,), (-1, 2), "ab", (1.5, 0), True], "q_offset": [1.5, "x", [[1, 2], [3, 4], [5, 6]], 2**60, True],
@@ -56,6 +57,7 @@ def calls(draw):
         "mask": arrays((heads, q_len, kv_len), "bool"), "key_mask": arrays((*batch, kv_len), "bool"),
         "block_mask": st.builds(lambda x, rows, keys: (x[..., :-(-q_len // rows), :-(-kv_len // keys)], rows, keys),
                                 arrays((heads, q_len, kv_len), "bool"), st.integers(1, 4), st.integers(1, 4)),
+        "key_indices": st.builds(lambda x: x.clip(-1, kv_len - 1), arrays((heads, q_len, 3), "int")),
         "bias": arrays((heads, q_len, kv_len)), "relative_bias": arrays((heads, max(q_len + kv_len - 1, 0))),
         "causal": st.booleans(),
         "window": st.tuples(*[st.one_of(st.none(), st.integers(0, 3))] * 2), "q_offset": st.integers(-3, 9),

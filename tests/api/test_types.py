@@ -17,8 +17,8 @@ from attnc import _types, masks
 X = np.ones((1, 2, 3, 4), np.float32)
 ROWS, TOKENS = np.ones((1, 2, 3), np.float32), np.ones((3, 2, 4), np.float32)
 OPTIONS = dict(
-    mask=np.ones((3, 3), bool), block_mask=(np.ones((2, 1), bool), 2, 4), key_mask=np.ones((1, 3), bool),
-    bias=np.zeros((3, 3)),
+    mask=np.ones((3, 3), bool), block_mask=(np.ones((2, 1), bool), 2, 4), key_indices=np.zeros((1, 3, 2), int),
+    key_mask=np.ones((1, 3), bool), bias=np.zeros((3, 3)),
     relative_bias=np.zeros(5), causal=True, window=(1, None), q_offset=np.array([0]), k_positions=np.arange(3),
     scale=0.5, softcap=2.0, alibi_slopes=np.zeros(2), sinks=np.zeros(2),
     q_segments=np.zeros((1, 3), int), k_segments=np.zeros((1, 3), int), q_lengths=np.array([3]),

@@ -11,10 +11,10 @@ from attnc import reference
 from attnc._checks import attention as checks
 
 MODULES = pytest.mark.parametrize("module", [attnc, reference], ids=["attnc", "reference"])
-NAMES = ("mask", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "scale", "softcap",
+NAMES = ("mask", "key_indices", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "scale", "softcap",
          "alibi_slopes", "sinks", "segments")
 MIXED = [0, 1, 40, 3, 0, 70, 2], [4, 0, 40, 90, 0, 33, 9]
-LISTS = ("mask", "bias", "relative_bias")
+LISTS = ("mask", "key_indices", "bias", "relative_bias")
 
 
 def option(name, random, q_lengths, kv_lengths):

@@ -85,7 +85,7 @@ def test_view_takes_every_option_that_a_file_can_hold(tmp_path, capsys, seed):
     options = {
         "mask": rng.random((12, 12)) < 0.8, "key_mask": np.arange(24).reshape(2, 12) % 7 != 3,
         "bias": rng.standard_normal((4, 12, 12)), "relative_bias": rng.standard_normal((4, 23)),
-        "block_mask": (rng.random((4, 3, 4)) < 0.7, 5, 3),
+        "block_mask": (rng.random((4, 3, 4)) < 0.7, 5, 3), "key_indices": rng.integers(-1, 12, (1, 12, 5)),
         "k_positions": rng.permutation(12), "causal": True, "window": (3, 1), "q_offset": np.array([1, 0]),
         "scale": 0.5, "softcap": 3.0, "alibi_slopes": np.ones(4) / 4, "sinks": np.zeros(4),
         "q_segments": ids, "k_segments": ids, "q_lengths": np.array([12, 9]), "kv_lengths": np.array([10, 12]),

@@ -81,7 +81,7 @@ def test_before_the_first_answer_arrays_may_change(isa, name):
 
 
 OPERANDS = {
-    "block_mask": (np.ones((3, 3), bool), False),
+    "block_mask": (np.ones((3, 3), bool), False), "key_indices": (np.tile(np.arange(12), (4, 9, 1)), -1),
     "query": (None, 0.5), "key": (None, 0.5), "mask": (np.ones((9, 12), bool), False),
     "key_mask": (np.ones((2, 12), bool), False), "bias": (np.zeros((4, 9, 12), np.float32), np.nan),
     "relative_bias": (np.zeros((4, 20), np.float32), 0.5),

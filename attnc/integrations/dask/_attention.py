@@ -22,13 +22,13 @@ FAN_IN = 4      # partial results that one task merges
 
 def attention(
         query: da.Array, key: da.Array, value: da.Array, *, mask: ArrayLike | None = None,
-        block_mask: BlockMask | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Lse | tuple[()] = (),
-        num_threads: int | None = None
+        block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None,
+        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
+        window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+        want: Lse | tuple[()] = (), num_threads: int | None = None
 ) -> da.Array | AttentionResult:
     """`attnc.attention` on dask arrays with any chunks along batch, heads, queries and keys.
 
@@ -42,7 +42,7 @@ def attention(
         chunk, and the length of the value like that of the key.
     mask, key_mask, bias, relative_bias, k_positions, alibi_slopes, sinks, q_segments, k_segments : dask or NumPy \
 arrays, optional
-    block_mask, causal, window, q_offset, scale, softcap, q_lengths, kv_lengths, layout, num_threads
+    block_mask, key_indices, causal, window, q_offset, scale, softcap, q_lengths, kv_lengths, layout, num_threads
         As in `attnc.attention`; arrays among them are NumPy arrays. Blocks of a `block_mask` and chunks may have any
         sizes.
     want : name or tuple of names

@@ -15,6 +15,7 @@ import dask.array as da
 import numpy as np
 
 from ..._checks import attention_args
+from ..._checks.options import keys_within
 
 if TYPE_CHECKING:
     from ..._checks import Args
@@ -71,6 +72,8 @@ class Grid:
             if isinstance(option, da.Array):
                 raise TypeError(f"{name} is a dask array; wanted an int or a NumPy array: it decides which blocks "
                                 "there are")
+        if isinstance(options.get("key_indices"), da.Array):
+            raise TypeError("key_indices is a dask array; wanted a NumPy array: its lists are cut by blocks of keys")
         block_mask = options.get("block_mask")
         if isinstance(block_mask, tuple | list) and any(isinstance(x, da.Array) for x in block_mask):
             raise TypeError("the mask of block_mask is a dask array; wanted a NumPy array: it decides which blocks "
@@ -78,7 +81,7 @@ class Grid:
         self.args = a = attention_args(_empty(query), _empty(key), None if value is None else _empty(value),
                                        **{**plain, **lengths})
         self.options = {name: option for name, option in options.items()
-                        if option is not None and name not in ("layout", "block_mask")}
+                        if option is not None and name not in ("layout", "block_mask", "key_indices")}
         arrays = [array[None] if a.two_d else array.swapaxes(-2, -3) if a.layout == "bnhd" else array
                   for array in given.values()]
         self.query, self.key, *rest = _fitting(arrays, a)
@@ -153,6 +156,12 @@ class Grid:
         if any(found.get(name) not in (None, False) if name != "alibi_slopes" else name in found for name in POSITIONS):
             first_key = keys.start if self.args.k_positions is None else 0
             found["q_offset"] = _of(self.offset, batch) + (rows.start - first_key)
+        lists = self.args.key_indices
+        if lists is not None:
+            heads = head.places if lists.shape[-3] == self.args.kv_heads else self.q_heads(head)
+            every = {"h": heads, "i": slice(None), "n": slice(None)}
+            lists = _cut_option(lists[..., rows.places, :], "hin", every, batch)
+            found["key_indices"] = keys_within(lists, keys.start, keys.stop)
         if self.args.block_mask is not None:
             found["block_mask"] = self.block_mask(batch, head, rows, keys)
         return found

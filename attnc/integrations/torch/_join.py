@@ -141,7 +141,8 @@ def _joined_weights(layer: str, parts: Sequence[AttentionWeights]) -> AttentionW
 
 def _seen_by_position(a: Any) -> np.ndarray | None:
     """The number of keys, from the first on, that each row sees; None if a row may see others."""
-    others = ("mask", "block_mask", "key_mask", "window", "k_positions", "q_segments", "q_lengths", "kv_lengths")
+    others = ("mask", "block_mask", "key_indices", "key_mask", "window", "k_positions", "q_segments", "q_lengths",
+              "kv_lengths")
     if any(getattr(a, name) is not None for name in others):
         return None
     if not a.causal:
