@@ -67,6 +67,33 @@ class Packed:
                         [reference.attention(*three, **options)[0] for three in each], float(abs(arrays[2]).max()))
 
 
+@dataclass(frozen=True)
+class Paged(Packed):
+    """One new token of each sequence, on keys and values in the pages of a `PagedKVCache`."""
+
+    page: int = 16
+    q_len = 1       # of a sequence: memory decides
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}, pages of {self.page}"
+
+    @property
+    def bytes(self) -> int:
+        """Of keys, values, query and output."""
+        return sum(each.bytes for each in self.alone())
+
+    def describe(self) -> Json:
+        """As `Packed.describe`, with the tokens of a page."""
+        return super().describe() | {"page": self.page}
+
+
+def paged(page: int, q_heads: int, kv_heads: int, head_dim: int, kv_lengths: tuple[int, ...]) -> Paged:
+    """The case of new tokens on these many keys."""
+    words = f"on {min(kv_lengths):,} to {max(kv_lengths):,} keys"
+    return Paged(words, (1,) * len(kv_lengths), kv_lengths, q_heads, kv_heads, head_dim, page=page)
+
+
 def sequences(arrays: Arrays) -> list[list[np.ndarray]]:
     """Query, key and value of each sequence as ``(heads, length, dim)``."""
     query, key, value, *bounds = arrays

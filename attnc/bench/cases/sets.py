@@ -8,11 +8,12 @@ from attnc.bench.cases.caches import Int8Cache, Latent, Mapped
 from attnc.bench.cases.dense import DenseWeights
 from attnc.bench.cases.gradients import Gradients
 from attnc.bench.cases.links import Softmax, WeightedSum
-from attnc.bench.cases.packed import Packed
+from attnc.bench.cases.packed import Packed, paged
+from attnc.bench.cases.selected import Selected
 from attnc.testing import Case
 
 BenchCase: TypeAlias = (Case | Softmax | WeightedSum | Gradients | DenseWeights | Int8Cache | Latent | Mapped
-                       | Packed)
+                       | Packed | Selected)
 
 
 def _prefill(dtype: str) -> tuple[Case, ...]:
@@ -82,7 +83,9 @@ REGIMES = {
         Packed("of 8 to 512 tokens", EMBEDDED, EMBEDDED, 12, 12, 64),
         Packed("a prompt and 7 new tokens", (128, *[1] * 7), (2048, 4096, 3000, 2500, 1500, 800, 300, 64), 32, 8, 128,
                causal=True),
+        paged(16, 32, 8, 128, (4096, 3500, 3000, 2500, 2000, 1500, 1000, 500)),
     ),
+    "lists of keys": (Selected(case(1, (64, 1), 64, 32768, 128), 2048),),
     "dense weights": (
         case(1, 12, 512, 512, 64, want=("weights",)),
         case(1, 16, 4096, 4096, 64, want=("weights",)),
@@ -128,6 +131,7 @@ SETS = {
         Gradients(case(1, (4, 2), 9, 9, 8, causal=True)), DenseWeights(case(1, 2, 6, 6, 8)),
         Int8Cache(case(1, (4, 2), 1, 33, 8)), Latent(case(1, (12, 1), 1, 30, 8, value_dim=4)),
         Mapped(case(1, 2, 1, 90, 8), chunk=40), Packed("of 2 and 9 tokens", (2, 9), (5, 9), 4, 2, 8, causal=True),
+        paged(4, 4, 2, 8, (5, 9, 3)), Selected(case(2, (4, 2), 5, 40, 8), 7),
     ),
 }
 
