@@ -69,7 +69,9 @@ def unexpected(function: Callable[..., Any], unknown: dict[str, Any], options: C
     hint = _SPELLINGS.get(name)
     text = hint(value) if callable(hint) else hint
     suggested = re.findall(r"\b(\w+)=", text or "")
-    if text is None or (suggested and not set(known).issuperset(suggested)) or f"use {title} " in text:
+    if suggested and not set(known).issuperset(suggested):
+        text = None
+    elif text is None or f"use {title} " in text:
         from difflib import get_close_matches
 
         close = get_close_matches(name, known, 1, 0.75)
