@@ -147,6 +147,15 @@ def test_half_precision_is_rounded_once(seed):
     assert_within(got.compute(), exact.output, honest, scale=np.abs(arrays[2].astype(float)).max())
 
 
+def test_options_may_be_lists(seed):
+    arrays = inputs(seed)
+    for chosen in ({"sinks": [0.1, -1, 2, 0]}, {"key_mask": [True, False] * 25}, {"alibi_slopes": (0.1, 0.2, 0, 1)},
+                   {"q_segments": [0, 1, 1] * 12 + [1], "k_segments": [0, 1] * 25},
+                   {"q_offset": [3, 5], "causal": True}):
+        got = attention(*chunked(arrays, CHUNKS[0]), **chosen)
+        np.testing.assert_allclose(got.compute(), attnc.attention(*arrays, **chosen), atol=1e-6)
+
+
 def test_batches_broadcast(seed):
     query, key, value = inputs(seed)
     got = attention(*chunked((query, key[:1], value[:1]), CHUNKS[0]), causal=True)
@@ -177,6 +186,10 @@ def test_bad_input_is_named_before_anything_is_computed(seed):
         attention(query, key, value, want="weights")
     with pytest.raises(TypeError, match="dtype"):
         attention(query.astype(complex), key, value)
+    with pytest.raises(ValueError, match="k_positions must be from 0"):
+        attention(query, key, value, k_positions=np.arange(-1, 49))
+    with pytest.raises(TypeError, match="bias must be"):
+        attention(query, key, value, bias=[[1, 2]])
     with pytest.raises(ValueError, match="bins"):
         AttentionWeights(query, key).map((0, 3))
 

@@ -66,10 +66,8 @@ class Grid:
         given = {"query": query, "key": key} | ({} if value is None else {"value": value})
         for name, array in given.items():
             _check_chunks(name, array)
-        plain = {name: _empty(option) if name in AXES else option for name, option in options.items()}
-        lengths = {name: options[name] for name in LENGTHS if options.get(name) is not None}
-        for name, option in lengths.items():
-            if isinstance(option, da.Array):
+        for name in LENGTHS:
+            if isinstance(options.get(name), da.Array):
                 raise TypeError(f"{name} is a dask array; wanted an int or a NumPy array: it decides which blocks "
                                 "there are")
         if isinstance(options.get("key_indices"), da.Array):
@@ -79,8 +77,8 @@ class Grid:
             raise TypeError("the mask of block_mask is a dask array; wanted a NumPy array: it decides which blocks "
                             "there are")
         self.args = a = attention_args(_empty(query), _empty(key), None if value is None else _empty(value),
-                                       **{**plain, **lengths})
-        self.options = {name: option for name, option in options.items()
+                                       **{name: _empty(option) for name, option in options.items()})
+        self.options = {name: _array(option) if name in AXES else option for name, option in options.items()
                         if option is not None and name not in ("layout", "block_mask", "key_indices")}
         arrays = [array[None] if a.two_d else array.swapaxes(-2, -3) if a.layout == "bnhd" else array
                   for array in given.values()]
@@ -202,10 +200,13 @@ def _check_chunks(name: str, array: Any) -> None:
 
 
 def _empty(array: Any) -> Any:
-    """An array of the same shape and dtype that takes no memory, for the checks."""
-    if array is None or np.ndim(array) == 0 or not hasattr(array, "dtype"):
-        return array
-    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
+    """For the checks, an array of the same shape and dtype that takes no memory; what is no dask array as it is."""
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape) if isinstance(array, da.Array) else array
+
+
+def _array(option: Any) -> Any:
+    """What can be cut: lists become arrays."""
+    return option if isinstance(option, da.Array) else np.asarray(option)
 
 
 def _fitting(arrays: list[da.Array], a: Args) -> list[da.Array]:
