@@ -26,7 +26,7 @@ FRONT = {       # of the README: what a case is, in words
     "f32 1,32/8,1,8192,128": "one new token on 8,192 keys, the same heads",
     "f32 1,8,8192,8192,64 causal window 127,0": "float32, 8,192 tokens, 8 heads of 64, a window of 128",
 }
-PACKAGES = ("numpy", "torch", "onnxruntime", "openvino", "jax", "scipy")
+PACKAGES = ("numpy", "torch", "onnxruntime", "openvino", "jax", "scipy", "pywhispercpp")
 
 
 def where(result: dict) -> str:

@@ -14,7 +14,8 @@ import numpy as np
 import attnc
 from attnc.bench import Json
 
-_PACKAGES = ("torch", "transformers", "onnxruntime", "onnx", "openvino", "jax", "scipy", "ml_dtypes", "threadpoolctl")
+_PACKAGES = ("torch", "transformers", "onnxruntime", "onnx", "openvino", "jax", "scipy", "ml_dtypes",
+             "pywhispercpp", "threadpoolctl")
 _MAKERS = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
 _PREFIXES = ("ATTNC_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "NPY_", "MALLOC_")
 

@@ -20,9 +20,14 @@ from measure import script
 
 TOP = 8
 STATISTICS = {"topk": ("topk",), "entropy": ("entropy",), "max": ("max",), "key_mass": ("key_mass",), "map": ("map",),
-              "summary": ("topk", "entropy", "key_mass", "map"), "relevance": ("relevance",)}
-SHOWN = {"topk": f"topk({TOP})", "entropy": "entropy", "max": "max", "key_mass": "key_mass", "map": "map of 64 x 64",
-         "summary": f"topk({TOP}), entropy, key_mass, map in one sweep", "relevance": "relevance, map of 64 x 64"}
+              "summary": ("topk", "entropy", "key_mass", "map"), "relevance": ("relevance",),
+              **{name: (name,) for name in (
+                  "effective_keys", "argmax", "mean_position", "mean_distance", "key_max", "row_mass", "lost_mass",
+                  "product", "transposed")}}
+SHOWN = {"topk": f"topk({TOP})", "map": "map of 64 x 64",
+         "summary": f"topk({TOP}), entropy, key_mass, map in one sweep", "relevance": "relevance, map of 64 x 64",
+         "row_mass": "row_mass of half of the keys", "lost_mass": "lost_mass, half of the keys stay",
+         "product": "W @ X", "transposed": "W.T @ X"}
 PEERS = {"torch": "eager", "torch-identity": "identity", "numpy": "numpy"}
 SLOW_ROUNDS = 2     # of the peers, which take many seconds
 
@@ -58,10 +63,31 @@ def _passed(case: StatisticsCase) -> list[np.ndarray]:
     return [random.standard_normal((*heads, n, case.head_dim), np.float32) for n in (case.kv_len, case.q_len)]
 
 
+# Of what no summary has: from lazy weights.
+METHODS: dict[str, Callable[[Any, StatisticsCase], Any]] = {
+    "relevance": lambda W, case: W.relevance(*_passed(case)).map(case.bins),
+    "row_mass": lambda W, case: W.row_mass(keys=np.arange(case.kv_len // 2)),
+    "lost_mass": lambda W, case: W.lost_mass(np.arange(case.kv_len) < case.kv_len // 2),
+    "product": lambda W, case: W @ _passed(case)[0],
+    "transposed": lambda W, case: W.T @ _passed(case)[1],
+}
+
+
+def _of_matrix(case: StatisticsCase, array: Callable[[Any], Any]) -> dict[str, Callable[[Any], list[Any]]]:
+    """The statistics that NumPy and torch spell alike; `array` makes one of theirs."""
+    half, keys = case.kv_len // 2, np.arange(case.kv_len, dtype=np.float32)
+    distance = array(abs(keys - np.arange(case.kv_len - case.q_len, case.kv_len, dtype=np.float32)[:, None]))
+    value, gradient = _passed(case)
+    return {"argmax": lambda w: [w.argmax(-1)], "mean_position": lambda w: [w @ array(keys)],
+            "mean_distance": lambda w: [(w * distance).sum(-1)], "row_mass": lambda w: [w[..., :half].sum(-1)],
+            "lost_mass": lambda w: [w[..., half:].sum(-1)], "product": lambda w: [w @ array(value)],
+            "transposed": lambda w: [w.swapaxes(-1, -2) @ array(gradient)]}
+
+
 def _said(W: Any, statistic: str, case: StatisticsCase) -> list[Any]:
     """The arrays of a statistic of lazy weights."""
-    if statistic == "relevance":
-        return [W.relevance(*_passed(case)).map(case.bins)]
+    if statistic in METHODS:
+        return [METHODS[statistic](W, case)]
     values = {"topk": TOP, "map": case.bins}
     arguments = {name: values.get(name, True) for name in STATISTICS[statistic]}
     return _flat(vars(W.summary(**arguments)), STATISTICS[statistic])
@@ -160,7 +186,8 @@ def setup_numpy(case: StatisticsCase, arrays: Arrays, options: Options, threads:
         return pooled(passed)
 
     say = {"topk": topk, "entropy": entropy, "max": lambda w: [w.max(-1)], "key_mass": lambda w: [w.sum(-2)],
-           "map": pooled, "relevance": relevance}
+           "map": pooled, "relevance": relevance, "effective_keys": lambda w: [np.exp(entropy(w)[0])],
+           "key_max": lambda w: [w.max(-2)], **_of_matrix(case, np.asarray)}
     return lambda: _with_matrix(case, matrix, say)
 
 
@@ -178,7 +205,9 @@ def _setup_torch(case: StatisticsCase, arrays: Arrays, threads: int, way: Callab
         return pooled((gradient @ value.mT).clamp_(min=0).mul_(weights))
 
     say = {"topk": lambda w: torch.topk(w, TOP), "entropy": lambda w: [torch.special.entr(w).sum(-1)],
-           "max": lambda w: [w.amax(-1)], "key_mass": lambda w: [w.sum(-2)], "map": pooled, "relevance": relevance}
+           "max": lambda w: [w.amax(-1)], "key_mass": lambda w: [w.sum(-2)], "map": pooled, "relevance": relevance,
+           "effective_keys": lambda w: [torch.special.entr(w).sum(-1).exp()], "key_max": lambda w: [w.amax(-2)],
+           **_of_matrix(case, torch.from_numpy)}
 
     def call() -> tuple[np.ndarray, ...]:
         with torch.inference_mode():
@@ -211,8 +240,11 @@ class _Expected:
         twins = [reference.AttentionWeights(query[0, -1].astype(dtype), key[0, -1].astype(dtype), **options)
                  for dtype in (np.float64, np.float32)]
         value, gradient = (array[0, -1] for array in _passed(case))
-        everything: Options = {"topk": TOP, "map": case.bins, "entropy": True, "max": True, "key_mass": True}
-        said = [vars(twin.summary(**everything)) | {"relevance": twin.relevance(value, gradient).map(case.bins)}
+        named = [name for parts in STATISTICS.values() for name in parts if name not in METHODS]
+        everything: Options = dict.fromkeys(named, True) | {"topk": TOP, "map": case.bins}
+        last = {"relevance": lambda W, case: W.relevance(value, gradient).map(case.bins),
+                "product": lambda W, case: W @ value, "transposed": lambda W, case: W.T @ gradient}
+        said = [vars(twin.summary(**everything)) | {name: say(twin, case) for name, say in (METHODS | last).items()}
                 for twin in twins]
         self.known = {name: [_flat(each, STATISTICS[name]) for each in said] for name in STATISTICS}
         self.dense = twins[0].dense()
@@ -222,8 +254,10 @@ class _Expected:
         for array, exact, honest in zip(arrays, *self.known[statistic], strict=True):
             got = array[0, -1]
             if got.dtype.kind == "i":
-                got = np.where(got < 0, 0, np.take_along_axis(self.dense, np.maximum(got, 0), -1)).astype(np.float32)
-                exact, honest = (known[0] for known in self.known["topk"])
+                places = np.maximum(got, 0).reshape(len(got), -1)
+                got = np.where(got < 0, 0, np.take_along_axis(self.dense, places, -1).reshape(got.shape))
+                got = got.astype(np.float32)
+                exact, honest = (known[0] for known in self.known["max" if statistic == "argmax" else "topk"])
             error, allowed = error_and_tolerance(got, exact, honest, scale=max(1.0, np.abs(exact).max()))
             if not error <= allowed:
                 return f"{statistic} is wrong: error {error:.1e} where {allowed:.1e} is allowed"
@@ -305,7 +339,7 @@ def table(result: Json) -> str:
     for statistic, found in first.items():
         multiples = [f"{case['statistics'][statistic]['attnc']['of_plain']['median']:.2f}" for case in result["cases"]]
         memory = found["attnc"]["memory"]
-        rows.append([SHOWN[statistic], *multiples, f"{memory / 1e6:.0f}" if memory is not None else "-",
+        rows.append([SHOWN.get(statistic, statistic), *multiples, f"{memory / 1e6:.0f}" if memory is not None else "-",
                      *(_peer(found[name], memory) for name in names)])
     return report.table(header, rows)
 
