@@ -101,6 +101,22 @@ def test_the_speed_tables_name_the_worst_and_the_best_machine():
     assert "fma, noisy" in script.whole([one, other]) and "fma, noisy" not in script.whole([one])
 
 
+def test_a_machine_on_which_few_cases_were_measured_joins_the_tables():
+    script = benchmark_script()
+    one = script.measurements(script.RESULTS)[0]
+    other = copy.deepcopy(one)
+    other["machine"]["make"] = "intel-family6-model207"
+    other["cases"] = [case for case in other["cases"] if case["name"] == "f32 1,32/8,1,8192,128"]
+    other["cases"][0]["share"], other["cases"][0]["commit"] = {"median": 0.11, "min": 0.1}, "abcdef0123456789"
+    short = script.short([one, other])
+    [line] = [line for line in short.splitlines() if line.startswith("| decode")]
+    assert "11% (intel-family6-model207) to " in line and "| 12 " in line
+    assert short.count("commit abcdef0123.") == 1
+    assert "(intel-family6-model207)" in script.front([one, other])
+    assert script.whole([one, other]).count("Not measured: ") == 1 + bool(script.lacking(one))
+    assert script.whole([one, other]).endswith(script.whole([other]))
+
+
 def test_the_table_of_statistics_is_the_committed_measurement():
     script = benchmark_script()
     result = json.loads(script.WEIGHTS.read_text(encoding="utf-8"))
