@@ -10,7 +10,7 @@ from .cache import KVCache
 from .config import show_config
 from .masks import alibi_slopes
 from .pages import PagedKVCache
-from .relative import t5_relative_bias, t5_relative_bias_backward
+from .relative import deberta_relative_index, t5_relative_bias, t5_relative_bias_backward
 from .results import AttentionGradients, AttentionResult
 from .softmax import log_softmax, softmax
 from .states import AttentionState, merge_states
@@ -26,9 +26,10 @@ if TYPE_CHECKING:       # imported on first access, see __getattr__
 
 __all__ = ["AttentionGradients", "AttentionResult", "AttentionState", "AttentionWeights", "KVCache", "PagedKVCache",
            "alibi_slopes", "align", "attention", "attention_backward", "attention_scores", "attention_varlen",
-           "attention_varlen_backward", "attention_weights", "attention_weights_varlen", "explorer", "get_num_threads",
-           "isa", "log_softmax", "log_softmax_backward", "merge_states", "rollout", "set_num_threads", "show_config",
-           "softmax", "softmax_backward", "t5_relative_bias", "t5_relative_bias_backward", "threads", "weighted_sum"]
+           "attention_varlen_backward", "attention_weights", "attention_weights_varlen", "deberta_relative_index",
+           "explorer", "get_num_threads", "isa", "log_softmax", "log_softmax_backward", "merge_states", "rollout",
+           "set_num_threads", "show_config", "softmax", "softmax_backward", "t5_relative_bias",
+           "t5_relative_bias_backward", "threads", "weighted_sum"]
 
 _MODULES = ("datasets", "integrations", "plot", "reference", "testing")     # imported on first access
 

@@ -24,7 +24,8 @@ Wanted: TypeAlias = _Result | tuple[_Result, *tuple[_Result, ...]]
 Ragged: TypeAlias = Sequence[ArrayLike | None]       # one array for each packed sequence
 _Lse: TypeAlias = Literal["lse"]
 Lse: TypeAlias = _Lse | tuple[_Lse, *tuple[_Lse, ...]]
-_Gradient: TypeAlias = Literal["query", "key", "value", "bias", "relative_bias", "sinks"]
+_Gradient: TypeAlias = Literal["query", "key", "value", "bias", "relative_bias", "relative_key", "relative_query",
+                               "sinks"]
 Gradient: TypeAlias = _Gradient | tuple[_Gradient, ...]
 
 # Options of statistics of weights.
@@ -68,6 +69,9 @@ class VarlenOptions(SharedOptions, total=False):
     key_mask: ArrayLike | None
     bias: Ragged | None
     relative_bias: Ragged | None
+    relative_index: Ragged | None
+    relative_key: ArrayLike | None
+    relative_query: ArrayLike | None
     k_positions: Ragged | None
     q_offset: ArrayLike | None
     q_segments: ArrayLike | None
@@ -90,6 +94,9 @@ class CacheOptions(SharedOptions, total=False):
     key_mask: ArrayLike | None
     bias: ArrayLike | None
     relative_bias: ArrayLike | None
+    relative_index: ArrayLike | None
+    relative_key: ArrayLike | None
+    relative_query: ArrayLike | None
     q_offset: ArrayLike | None
     q_segments: ArrayLike | None
     k_segments: ArrayLike | None

@@ -33,7 +33,8 @@ def attention(
 def attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
         block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
+        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, relative_index: ArrayLike | None = None,
+        relative_key: ArrayLike | None = None, relative_query: ArrayLike | None = None, causal: bool = False,
         window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None,
         scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
         sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
@@ -46,7 +47,8 @@ def attention(
 
     - which keys a row sees: `mask`, `block_mask`, `key_indices`, `key_mask`, `causal`, `window` (and `q_offset`,
       `k_positions`), `q_segments` with `k_segments`, `q_lengths` and `kv_lengths`;
-    - what is done to scores: `scale`, `softcap`, `bias`, `relative_bias`, `alibi_slopes`, `sinks`;
+    - what is done to scores: `relative_index` with `relative_key` and `relative_query`, `scale`, `softcap`, `bias`,
+      `relative_bias`, `alibi_slopes`, `sinks`;
     - what comes back, and how it is computed: `want`, `layout`, `out`, `num_threads`.
 
     Row ``i`` stands at position ``i + q_offset``, key ``j`` at ``j`` or ``k_positions[j]``. With ``causal=True`` a row
@@ -77,6 +79,13 @@ def attention(
     relative_bias : float array (..., q_heads, q_len + kv_len - 1), optional
         A bias of the distance alone: entry ``j - i + q_len - 1`` is added to the score of row ``i`` and key ``j``,
         which count from 0 whatever `q_offset` is. Broadcasts and forbids as `bias`; see `attnc.t5_relative_bias`.
+    relative_index : int array (q_len + kv_len - 1,), optional
+        The row of the tables that belongs to each distance: to ``j - i`` at ``j - i + q_len - 1``.
+    relative_key, relative_query : float array (..., q_heads, rows, head_dim), optional
+        Tables of content-relative terms, with axes of heads and batch that broadcast: the score of row ``i`` and key
+        ``j`` also has ``scale * query[i] @ relative_key[x]`` and ``scale * relative_query[x] @ key[j]``, where ``x``
+        is ``relative_index[j - i + q_len - 1]``; before the softcap. Rows that no visible pair has do not matter. See
+        `attnc.deberta_relative_index`.
     causal : bool
         Only keys at or before the row's position.
     window : tuple (left, right), optional
@@ -141,16 +150,17 @@ def attention(
     """
     if unknown:
         unexpected(attention, unknown)
-    if (mask is key_mask is bias is relative_bias is q_offset is k_positions is scale is softcap is alibi_slopes
-            is sinks is q_segments is k_segments is q_lengths is kv_lengths is None and window is None
-            and block_mask is None and key_indices is None and layout is BHND and want is NOTHING):
+    if (mask is key_mask is bias is relative_bias is relative_index is relative_key is relative_query is q_offset
+            is k_positions is scale is softcap is alibi_slopes is sinks is q_segments is k_segments is q_lengths
+            is kv_lengths is None and window is None and block_mask is None and key_indices is None and layout is BHND
+            and want is NOTHING):
         output = _call.run_fast(query, key, value, causal, out, num_threads)
         if output is not None:
             return output
     a = attention_args(  # by position, here and below: options_of or keywords would take a microsecond
-        query, key, as_array("value", value), mask, block_mask, key_indices, key_mask, bias, relative_bias, causal,
-        window, q_offset, k_positions, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths,
-        kv_lengths, layout, want, out, num_threads)
+        query, key, as_array("value", value), mask, block_mask, key_indices, key_mask, bias, relative_bias,
+        relative_index, relative_key, relative_query, causal, window, q_offset, k_positions, scale, softcap,
+        alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, want, out, num_threads)
     return attend(a)
 
 
@@ -166,7 +176,8 @@ def attend(
     wanted = {name: _result(name, a) for name in a.want}
     if "scores" in wanted:
         _call.run("scores", a, scores=wanted["scores"], key_rows=key_rows)
-    if a.key_indices is not None and a.key_scale is None:       # int8 rows have scales of their own
+    # int8 rows have scales of their own; products of a block of keys with tables serve all rows
+    if a.key_indices is not None and a.key_scale is None and a.relative_index is None:
         if "weights" in wanted:
             _call.run("attend", a, weights=wanted["weights"], key_rows=key_rows)
         _gather.attend(a, view, {name: x for name, x in wanted.items() if name not in ("scores", "weights")}, key_rows)
@@ -193,7 +204,8 @@ def _result(name: str, a: Args) -> np.ndarray:
 def attention_scores(
         query: ArrayLike, key: ArrayLike, *, stage: Stage = "masked", mask: ArrayLike | None = None,
         block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
+        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, relative_index: ArrayLike | None = None,
+        relative_key: ArrayLike | None = None, relative_query: ArrayLike | None = None, causal: bool = False,
         window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None,
         scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
         sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
@@ -206,10 +218,12 @@ def attention_scores(
     query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
     key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
     stage : {"masked", "capped", "scaled", "raw"}
-        ``"raw"`` is the product, ``"scaled"`` times the scale, ``"capped"`` after the softcap, ``"masked"`` with bias,
-        linear bias and every mask. Earlier stages ignore the options of later ones.
-    mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, \
-softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
+        ``"raw"`` is the product of query and key, ``"scaled"`` has the products with the tables and the scale,
+        ``"capped"`` the softcap, ``"masked"`` bias, linear bias and every mask. Earlier stages ignore the options of
+        later ones.
+    mask, block_mask, key_indices, key_mask, bias, relative_bias, relative_index, relative_key, relative_query, \
+causal, window, q_offset, k_positions, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, \
+kv_lengths, layout, num_threads
         As in `attention`. Sinks appear in no stage.
     out : array, optional
         Receives the scores: exact shape and dtype, no memory shared with an input.
@@ -233,9 +247,9 @@ softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, lay
     if unknown:
         unexpected(attention_scores, unknown)
     a = attention_args(
-        query, key, None, mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset,
-        k_positions, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout,
-        NOTHING, out, num_threads, stage, "scores")
+        query, key, None, mask, block_mask, key_indices, key_mask, bias, relative_bias, relative_index, relative_key,
+        relative_query, causal, window, q_offset, k_positions, scale, softcap, alibi_slopes, sinks, q_segments,
+        k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads, stage, "scores")
     if stage != "masked":
         a.mask = a.block_mask = a.key_indices = a.key_mask = a.bias = a.relative_bias = a.alibi_slopes = None
         a.window = a.q_segments = a.k_segments = None
@@ -243,7 +257,7 @@ softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, lay
         a.softcap = a.softcap if stage == "capped" else None
     scores = np.empty(a.weights_shape, a.acc) if out is None else out
     if stage == "raw":
-        a.scale = 1.0
+        a.scale, a.relative_index = 1.0, None
     _call.run("scores", a, scores=scores)
     return scores
 
@@ -252,20 +266,23 @@ softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, lay
 def attention_weights(
         query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
         key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
-        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array:
+        relative_bias: ArrayLike | None = None, relative_index: ArrayLike | None = None,
+        relative_key: ArrayLike | None = None, relative_query: ArrayLike | None = None, causal: bool = False,
+        window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+        lse: ArrayLike | None = None, out: Array | None = None, num_threads: int | None = None,
+        **unknown: Never) -> Array:
     """The weights of `attention` for every row and key: each key's share of the row.
 
     Parameters
     ----------
     query : array (..., q_heads, q_len, head_dim) or (q_len, head_dim)
     key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
-    mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, \
-softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
+    mask, block_mask, key_indices, key_mask, bias, relative_bias, relative_index, relative_key, relative_query, \
+causal, window, q_offset, k_positions, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, \
+kv_lengths, layout, num_threads
         As in `attention`.
     lse : float array (..., q_heads, q_len) or (q_len,), optional
         The lse of each row over more keys than these, from ``attention(..., want="lse")``, `merge_states` or
@@ -297,9 +314,9 @@ softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, lay
     if unknown:
         unexpected(attention_weights, unknown)
     a = attention_args(
-        query, key, None, mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset,
-        k_positions, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout,
-        NOTHING, out, num_threads, gives="weights")
+        query, key, None, mask, block_mask, key_indices, key_mask, bias, relative_bias, relative_index, relative_key,
+        relative_query, causal, window, q_offset, k_positions, scale, softcap, alibi_slopes, sinks, q_segments,
+        k_segments, q_lengths, kv_lengths, layout, NOTHING, out, num_threads, gives="weights")
     given = None if lse is None else check_lse(lse, a)
     weights = np.empty(a.weights_shape, a.dtype) if out is None else out
     if given is None:

@@ -8,7 +8,7 @@ from typing import Never
 import numpy as np
 
 from . import _call
-from ._checks import BackwardArgs, SoftmaxBackwardArgs, backward_args, options_of, softmax_backward_args
+from ._checks import Args, BackwardArgs, SoftmaxBackwardArgs, backward_args, options_of, softmax_backward_args
 from ._checks.options import overlapping_rows
 from ._checks.spellings import hides_unknown, unexpected
 from ._norms import norms
@@ -21,12 +21,13 @@ def attention_backward(
         grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
         *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None,
         key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
-        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-        k_positions: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
-        layout: Layout = "bhnd", want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None,
-        num_threads: int | None = None, **unknown: Never) -> AttentionGradients:
+        relative_index: ArrayLike | None = None, relative_key: ArrayLike | None = None,
+        relative_query: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Gradient = ("query", "key", "value"),
+        grad_lse: ArrayLike | None = None, num_threads: int | None = None, **unknown: Never) -> AttentionGradients:
     """Gradients of `attention` from its inputs, its output and its lse, without the matrix of weights.
 
     The weights are computed again, block by block, under the lse: memory is linear in the lengths.
@@ -40,11 +41,13 @@ def attention_backward(
     output, lse : array
         What ``attention(..., want="lse")`` gave. They may be those over more keys than these (`merge_states`,
         `AttentionState`): then the gradients of these keys are their part of the whole.
-    mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, \
-softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
+    mask, block_mask, key_indices, key_mask, bias, relative_bias, relative_index, relative_key, relative_query, \
+causal, window, q_offset, k_positions, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, \
+kv_lengths, layout, num_threads
         As they went into `attention`.
     want : name or tuple of names
-        Out of ``"query"``, ``"key"``, ``"value"``, ``"bias"``, ``"relative_bias"`` and ``"sinks"``.
+        Out of ``"query"``, ``"key"``, ``"value"``, ``"bias"``, ``"relative_bias"``, ``"relative_key"``,
+        ``"relative_query"`` and ``"sinks"``.
     grad_lse : float array (..., q_heads, q_len), optional
         Gradient of what the lse was used for.
 
@@ -96,10 +99,11 @@ def gradients(b: BackwardArgs) -> AttentionGradients:
     if "relative_bias" in b.want and a.relative_bias is not None:
         distances = np.zeros((*a.relative_bias.shape[:-2], max(a.q_len + a.kv_len - 1, 0)), np.float64)
         found["relative_bias"] = overlapping_rows(distances, a.q_len, a.kv_len, writeable=True)
+    tables = {name: _tables(a, name) for name in ("relative_key", "relative_query") if name in b.want}
     known = norms(b.args, b.lse, b.sinks)
     _call.run("backward", a, None, None, value=a.value, grad_output=b.grad_output, output=b.output, lse=b.lse,
               grad_lse=b.grad_lse, delta=delta, norm=None if known is None else known.stored,
-              **{f"d_{name}": gradient for name, gradient in found.items()})
+              **{f"d_{name}": gradient for name, gradient in (found | tables).items()})
     for name in found.keys() & {"query", "key", "value"}:
         given = getattr(a, name)
         if found[name].shape != given.shape:
@@ -109,6 +113,9 @@ def gradients(b: BackwardArgs) -> AttentionGradients:
         found["bias"] = found["bias"].astype(a.bias.dtype, copy=False)
     if "relative_bias" in found and a.relative_bias is not None:
         found["relative_bias"] = distances.astype(a.relative_bias.dtype, copy=False)
+    for name, gradient in tables.items():
+        given = getattr(a, name)
+        found[name] = _sum_to(gradient, given.shape).astype(given.dtype, copy=False)
     if "sinks" in b.want and b.sinks is not None and b.sinks_like is not None:
         with np.errstate(all="ignore"):
             shares = None if known is None else known.shares_of(b.sinks)
@@ -125,6 +132,16 @@ def _empty(b: BackwardArgs, name: str) -> np.ndarray:
     if a.layout == "bnhd":
         return new((*shape[:-3], shape[-2], shape[-3], shape[-1]), dtype).swapaxes(-2, -3)
     return new(shape, dtype)
+
+
+def _tables(a: Args, name: str) -> np.ndarray:
+    """A place for the gradients of a table: for each batch element and query head, or each key head if all heads share
+    the table."""
+    table: np.ndarray = getattr(a, name)
+    shared = table.ndim < 3 or table.shape[-3] == 1
+    if not shared and table.strides[-3] == 0:          # the kernels would take it for shared
+        setattr(a, name, table.copy())
+    return np.zeros((*a.batch, a.kv_heads if shared else a.q_heads, *table.shape[-2:]), a.acc)
 
 
 def _of_sinks(b: BackwardArgs, sinks: np.ndarray, delta: np.ndarray, known: np.ndarray | None) -> np.ndarray:

@@ -14,7 +14,7 @@ from ._checks import (
     cache_sizes,
     check_attend,
     check_cache_want,
-    check_no_relative_bias,
+    check_no_distances,
     check_rows_stay,
     keep_args,
     reorder_args,
@@ -193,12 +193,13 @@ class KVCache(Readable):
     def attend(
             self, query: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
             key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-            relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-            q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-            want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None,
-            **unknown: Never) -> Array | AttentionResult:
+            relative_bias: ArrayLike | None = None, relative_index: ArrayLike | None = None,
+            relative_key: ArrayLike | None = None, relative_query: ArrayLike | None = None, causal: bool = False,
+            window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
+            softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+            q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+            q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
+            out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
         """Attention of a query over the cached tokens; its last row has the position of the last token.
 
         Without a window it has the bits of ``attention(query, cache.keys, cache.values, kv_lengths=cache.lengths,
@@ -229,14 +230,14 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, layout, want, out, num_t
         try:
             self._enter(reader)
             s = self._sizes
-            check_attend(s, mask=mask, block_mask=block_mask, key_indices=key_indices, key_mask=key_mask,
-                         bias=bias, relative_bias=relative_bias, window=window, q_offset=q_offset,
+            check_attend(s, mask=mask, block_mask=block_mask, key_indices=key_indices, key_mask=key_mask, bias=bias,
+                         relative_bias=relative_bias, relative_index=relative_index, window=window, q_offset=q_offset,
                          q_segments=q_segments, k_segments=k_segments)
             a = attention_args(  # by position, as attention does
                 query, *self._for_checks(query, layout, s.capacity), mask, block_mask, key_indices, key_mask, bias,
-                relative_bias, causal, s.window or window, q_offset, None, scale, softcap, alibi_slopes, sinks,
-                q_segments, k_segments, q_lengths, np.minimum(self._lengths, s.capacity), layout, want, out,
-                num_threads)
+                relative_bias, relative_index, relative_key, relative_query, causal, s.window or window, q_offset,
+                None, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths,
+                np.minimum(self._lengths, s.capacity), layout, want, out, num_threads)
             if s.window is not None:
                 check_cache_want(a, s, self._lengths, self._oldest)
             self._place(a)
@@ -250,18 +251,21 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, layout, want, out, num_t
     def weights(
             self, query: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
             key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-            relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-            q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-            lse: ArrayLike | None = None, num_threads: int | None = None, **unknown: Never) -> AttentionWeights:
+            relative_bias: ArrayLike | None = None, relative_index: ArrayLike | None = None,
+            relative_key: ArrayLike | None = None, relative_query: ArrayLike | None = None, causal: bool = False,
+            window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
+            softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+            q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+            q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
+            num_threads: int | None = None, **unknown: Never) -> AttentionWeights:
         """The weights of a query over the cached tokens, whose rows are read in place when a result needs them.
 
         Parameters
         ----------
         query : array (batch, q_heads, q_len, head_dim)
-        mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, \
-alibi_slopes, sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
+        mask, block_mask, key_indices, key_mask, bias, relative_bias, relative_index, relative_key, relative_query, \
+causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, layout, lse, \
+num_threads
             As in `AttentionWeights`, with ``lengths.max()`` keys.
 
         Returns
@@ -290,9 +294,9 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
             check_rows_stay("weights", s)
             key, _ = self._for_checks(query, layout, used)
             a = attention_args(  # by position, as attention does
-                query, key, None, mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window,
-                q_offset, None, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths,
-                self._lengths.copy(), layout, (), None, num_threads)
+                query, key, None, mask, block_mask, key_indices, key_mask, bias, relative_bias, relative_index,
+                relative_key, relative_query, causal, window, q_offset, None, scale, softcap, alibi_slopes, sinks,
+                q_segments, k_segments, q_lengths, self._lengths.copy(), layout, (), None, num_threads)
             self._place(a)
             if self._scales[0] is not None:
                 a.key, a.key_scale = self._keys[:, :, :used], self._scales[0][:, :, :used]
@@ -439,7 +443,7 @@ alibi_slopes, sinks, q_segments, k_segments, q_lengths, layout, lse, num_threads
         if not (self._evicted.any() or self._oldest.any()):
             return
         a.k_positions = self._row_positions(a.kv_len)
-        check_no_relative_bias(a.relative_bias)
+        check_no_distances(relative_bias=a.relative_bias, relative_index=a.relative_index)
         if a.q_offset is None:
             q_lengths = a.q_len if a.q_lengths is None else a.q_lengths
             a.q_offset = self._lengths + self._evicted - q_lengths

@@ -1,4 +1,4 @@
-"""The bias of T5, which depends on the distance of row and key alone: from its table of buckets, and back to it."""
+"""What depends on the distance of row and key alone: the bias of T5 from its table, and the table rows of DeBERTa."""
 
 from __future__ import annotations
 
@@ -92,6 +92,60 @@ def t5_relative_bias_backward(grad_output: ArrayLike, buckets: int, q_len: int, 
     table = np.zeros((buckets, len(grad)), np.result_type(accumulator(grad.dtype), np.float64))
     np.add.at(table, places, grad.T.astype(table.dtype))
     return table.astype(grad.dtype)
+
+
+def deberta_relative_index(q_len: int, kv_len: int, buckets: int, max_position: int, *, q_offset: int | None = None
+                           ) -> Array:
+    """The table row of each distance in DeBERTa (He et al. 2021), for ``relative_index=``.
+
+    Row ``buckets + d`` of a table belongs to a key that stands ``d`` before the query row. Distances up to half of the
+    buckets have a row each, larger ones share logarithmically wider ranges up to `max_position`; the first and the last
+    row also stand for all beyond.
+
+    Parameters
+    ----------
+    q_len, kv_len : int
+        Numbers of rows and keys.
+    buckets : int
+        ``position_buckets`` in configurations of transformers: half of the rows of a table. 0 gives each distance a row
+        of its own, up to `max_position`, as in the first DeBERTa.
+    max_position : int
+        ``max_relative_positions``, or ``max_position_embeddings`` where that is below 1.
+    q_offset : int, optional
+        Position of the first row; by default ``kv_len - q_len``, so that the last row stands at the last key.
+
+    Returns
+    -------
+    array (q_len + kv_len - 1,)
+        int64, from 0 to twice the buckets (or twice `max_position`) less 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a number that is no integer or out of range.
+
+    Examples
+    --------
+    Two rows and three keys: from two keys behind the row to one ahead of it.
+
+    >>> deberta_relative_index(2, 3, 4, 16)
+    array([6, 5, 4, 3])
+    """
+    q_len, kv_len = integer("q_len", q_len, 0, 2**40), integer("kv_len", kv_len, 0, 2**40)
+    offset = kv_len - q_len if q_offset is None else integer("q_offset", q_offset, -MAX_OFFSET, MAX_OFFSET)
+    buckets = integer("buckets", buckets, 0, 2**30)
+    if buckets == 1:
+        raise ValueError("buckets must be 0 or at least 2, got 1")
+    middle = buckets // 2
+    max_position = integer("max_position", max_position, middle + 2 if buckets else 1, 2**30)
+    before = q_len - 1 - np.arange(max(q_len + kv_len - 1, 0)) + offset
+    span, rows = buckets or max_position, before
+    if buckets:
+        # In float32, as the models do, so that the buckets have their borders.
+        far = np.log(np.maximum(np.abs(before), middle).astype(np.float32) / np.float32(middle))
+        steps = np.ceil(far / np.log(np.float32((max_position - 1) / middle)) * np.float32(middle - 1))
+        rows = np.where(np.abs(before) <= middle, before, (steps.astype(np.int64) + middle) * np.sign(before))
+    return np.clip(rows + span, 0, 2 * span - 1)
 
 
 def _buckets(q_len: int, kv_len: int, q_offset: int | None, buckets: int, max_distance: int, bidirectional: bool

@@ -135,7 +135,7 @@ class SparseWeights:
 
 class AttentionGradients:
     """Gradients as attributes, one for each name in ``want=``: ``query``, ``key``, ``value``, ``bias``,
-    ``relative_bias``, ``sinks``.
+    ``relative_bias``, ``relative_key``, ``relative_query``, ``sinks``.
 
     They unpack in the order of ``want=``.
 
@@ -155,6 +155,8 @@ class AttentionGradients:
     value: np.ndarray
     bias: np.ndarray
     relative_bias: np.ndarray
+    relative_key: np.ndarray
+    relative_query: np.ndarray
     sinks: np.ndarray
 
     def __init__(self, **wanted: np.ndarray) -> None:

@@ -41,11 +41,12 @@ def attention_varlen(
         cu_seqlens_k: ArrayLike | None = None, *, block_table: ArrayLike | None = None,
         kv_lengths: ArrayLike | None = None, mask: Ragged | None = None, key_indices: Ragged | None = None,
         key_mask: ArrayLike | None = None, bias: Ragged | None = None, relative_bias: Ragged | None = None,
-        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-        k_positions: Ragged | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-        k_segments: ArrayLike | None = None, want: Wanted | tuple[()] = (), out: Array | None = None,
-        num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
+        relative_index: Ragged | None = None, relative_key: ArrayLike | None = None,
+        relative_query: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, k_positions: Ragged | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, want: Wanted | tuple[()] = (),
+        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> Array | AttentionResult:
     """Attention of many sequences packed one after another, of any lengths, without padding.
 
     Sequence ``i`` has the query rows ``cu_seqlens_q[i]`` to ``cu_seqlens_q[i + 1]`` and the keys from
@@ -66,8 +67,10 @@ def attention_varlen(
         ``block_table[i, j // page]``. Sequences may share pages. Entries for no key are not looked at.
     kv_lengths : int array (sequences,), with `block_table`
         The number of keys of each sequence.
-    mask, key_indices, bias, relative_bias, k_positions : list of arrays, optional
+    mask, key_indices, bias, relative_bias, relative_index, k_positions : list of arrays, optional
         One for each sequence, as `attention` takes it for that sequence alone, or None.
+    relative_key, relative_query : float array (q_heads, rows, head_dim), optional
+        As in `attention`, for all sequences; the distances of each have a `relative_index` of their own.
     key_mask, q_segments, k_segments : array (kv_tokens,), (q_tokens,) and (kv_tokens,), optional
         As in `attention`, over the packed tokens; with `block_table`, over the keys of one sequence after another.
     causal, window, scale, softcap, sinks
@@ -120,7 +123,8 @@ def attention_varlen(
         unexpected(attention_varlen, unknown)
     v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, block_table=block_table, kv_lengths=kv_lengths,
                     shared=True, mask=mask, key_indices=key_indices, key_mask=key_mask, bias=bias,
-                    relative_bias=relative_bias, causal=causal, window=window, q_offset=q_offset,
+                    relative_bias=relative_bias, relative_index=relative_index, relative_key=relative_key,
+                    relative_query=relative_query, causal=causal, window=window, q_offset=q_offset,
                     k_positions=k_positions, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
                     q_segments=q_segments, k_segments=k_segments, want=want, out=out, num_threads=num_threads)
     output = np.empty(v.args.out_shape, v.args.dtype) if out is None else out
@@ -210,8 +214,8 @@ def attention_varlen_backward(
     Returns
     -------
     AttentionGradients
-        Those of query, key, value and sinks of the shape of the argument; those of `bias` and `relative_bias` a list
-        with one array for each sequence.
+        Those of query, key, value, tables and sinks of the shape of the argument; those of `bias` and `relative_bias` a
+        list with one array for each sequence.
 
     Raises
     ------
@@ -238,9 +242,11 @@ def attention_varlen_backward(
         pieces: list[Any] = [getattr(part, name, None) for part in parts]
         if name in RAGGED:
             found[name] = pieces
-        elif name == "sinks" and b.sinks is not None:
+        elif name == "sinks" or name in b.tables:
+            of: Any = b.sinks if name == "sinks" else b.tables[name]
+            zero = np.zeros(of.shape, np.float64 if name == "sinks" else v.args.acc)
             with np.errstate(over="ignore"):        # float16 may not hold the sum
-                found[name] = sum(pieces, start=np.zeros(b.sinks.shape)).astype(b.sinks.dtype)
+                found[name] = sum(pieces, start=zero).astype(of.dtype)
         else:
             found[name] = np.concatenate([v.tokens(name)[:0], *pieces])
     return AttentionGradients(**found)

@@ -115,6 +115,10 @@ cdef int open_operands(Params* p, object args, Views* views) except -1:
     take(views, args.q_lengths, &p.q_lengths, 0)
     take(views, args.kv_lengths, &p.kv_lengths, 0)
     take(views, args.key_scale, &p.key_scale, HEAD | ROW)
+    if args.relative_index is not None:
+        p.relative_index = <const int32_t*> pointer(args.relative_index, views)
+        take(views, args.relative_key, &p.relative_key, ALL_AXES)
+        take(views, args.relative_query, &p.relative_query, ALL_AXES)
     p.head_dim, p.scale, p.causal = args.head_dim, args.scale, args.causal
     p.softcap = 0 if softcap is None else softcap
     if window is not None:

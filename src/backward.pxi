@@ -13,8 +13,9 @@ cdef enum:
 
 
 cdef int open_gradients(Call* call, Gradients* g, object grad_output, object output, object grad_lse, object delta,
-                        object query, object key, object value, object bias, object relative, int relevance,
-                        object row_factors, object key_factors, Views* views) except -1:
+                        object query, object key, object value, object bias, object relative, object relative_key,
+                        object relative_query, int relevance, object row_factors, object key_factors,
+                        Views* views) except -1:
     """Open the inputs and the wanted gradients, or the X of products with the relevance."""
     memset(g, 0, sizeof(Gradients))
     call.gradients = g
@@ -27,6 +28,8 @@ cdef int open_gradients(Call* call, Gradients* g, object grad_output, object out
     take(views, value, &g.value, ALL_AXES, True)
     take(views, bias, &g.bias, ALL_AXES, True)
     take(views, relative, &g.relative, ALL_AXES, True)
+    take(views, relative_key, &g.relative_key, ALL_AXES, True)
+    take(views, relative_query, &g.relative_query, ALL_AXES, True)
     g.relevance = relevance
     if relevance:
         take(views, row_factors, &g.row_factors, ALL_AXES)
@@ -59,6 +62,7 @@ cdef void divide_backward(Call* call) noexcept nogil:
     p.block_q = ix_min(GRADIENT_ROWS, round_up(p.rows, GROUP_ROWS))
     p.q_blocks = ceil_div(p.rows, p.block_q)
     p.width = ix_min(p.block_k, round_up(p.kv_len, f.panel)) + f.lanes
+    measure_key_products(p)
     g.accumulators = ix_min(p.q_blocks, ix_max(1, ix_min(ROW_BLOCKS, p.q_blocks * heads // (4 * p.n_threads))))
     if one_pass(call):
         g.accumulators = p.q_blocks
@@ -66,11 +70,14 @@ cdef void divide_backward(Call* call) noexcept nogil:
     g.base = carve_task(p, f, <char*> &task, &task)
     p.scratch_bytes = g.base + carve_gradients(p, g, f, <char*> &scratch, &scratch)
     call.heads = heads
-    call.bytes = p.scratch_bytes * p.n_threads
+    call.bytes = g.tables = padded(p.scratch_bytes * p.n_threads)
+    if has_table_terms(call):
+        call.bytes += tables_of_call(p) * table_rows_bytes(p, g, f)
     if g.relevance:         # whose progress is told
         call.total = heads * (g.row_tasks if g.query.data != NULL else p.k_blocks)
     g.products = p[0]
-    g.products.key, g.products.head_dim, g.products.masked = p.value, g.value_dim, 0
+    g.products.key, g.products.head_dim, g.products.masked, g.products.relative_index = p.value, g.value_dim, 0, NULL
+    g.products.relative_key.data = g.products.relative_query.data = NULL
 
 
 cdef bint one_pass(const Call* call) noexcept nogil:
@@ -88,9 +95,13 @@ cdef void compute_backward(Call* call) noexcept nogil:
     cdef Py_ssize_t heads = p.batches * p.kv_heads
     if g.delta.data != NULL:
         run(call, deltas_step, heads * p.q_blocks)
+    if has_table_terms(call):
+        run(call, copy_table_step, tables_of_call(p))
     if one_pass(call):
         run(call, heads_step, heads)
     else:
+        if wanted_of_tables(g):
+            run(call, tables_of_head_step, heads)
         if g.query.data != NULL:
             run(call, rows_of_head_step, heads * g.row_tasks)
         if g.key.data != NULL or g.value.data != NULL:
@@ -111,6 +122,14 @@ cdef void add_to_bias(Call* call) noexcept nogil:
     run(call, bias_step, call.p.batches * g.bias_heads * g.bias_rows * g.bias_keys)
 
 
+cdef bint has_table_terms(const Call* call) noexcept nogil:
+    return call.p.relative_index != NULL and not call.gradients.relevance
+
+
+cdef int wanted_of_tables(const Gradients* g) noexcept nogil:
+    return WANT_TABLES if g.relative_key.data != NULL or g.relative_query.data != NULL else 0
+
+
 cdef int wanted_of_keys(const Gradients* g) noexcept nogil:
     return (WANT_KEY if g.key.data != NULL else 0) | (WANT_VALUE if g.value.data != NULL else 0)
 
@@ -123,7 +142,16 @@ cdef void deltas_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
 cdef void heads_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
     """A whole kv head in one pass."""
     call.kernels.gradients(call, t, i, Range(0, call.p.q_blocks), Range(0, call.p.k_blocks),
-                           WANT_QUERY | wanted_of_keys(call.gradients))
+                           WANT_QUERY | wanted_of_keys(call.gradients) | wanted_of_tables(call.gradients))
+
+
+cdef void tables_of_head_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
+    """The gradients of the tables of a kv head, whose sums are over all its rows and keys."""
+    call.kernels.gradients(call, t, i, Range(0, call.p.q_blocks), Range(0, call.p.k_blocks), WANT_TABLES)
+
+
+cdef void copy_table_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
+    call.kernels.copy_table(call, i)
 
 
 cdef void rows_of_head_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:

@@ -1,6 +1,6 @@
 # Declarations of the C headers that Cython uses.
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
 
 cdef extern from "call/process.h" nogil:
     int watch_forks()
@@ -33,7 +33,7 @@ cdef extern from "kernels.h" nogil:
     enum: ATTEND, SCORES, WEIGHTED_SUM, WEIGHTS_UNDER_LSE, KEY_STATISTICS, BACKWARD
     enum: PACKED, STRIPS, PATHS
     enum: GROUP_ROWS
-    enum: WANT_QUERY, WANT_KEY, WANT_VALUE, WANT_BIAS
+    enum: WANT_QUERY, WANT_KEY, WANT_VALUE, WANT_BIAS, WANT_TABLES
     enum: PAIRED
     int bf16_dot
     void use_bf16_dot(int on)
@@ -103,7 +103,10 @@ cdef extern from "kernels.h" nogil:
         Array mask, block_mask, key_indices, key_mask, bias, relative, q_offset, k_positions, sinks, slopes
         Array q_segments, k_segments
         Array q_lengths, kv_lengths
-        Array q_starts, k_starts, key_rows, key_scale, value_scale
+        Array q_starts, k_starts, key_rows, key_scale, value_scale, relative_key, relative_query
+        const int32_t* relative_index
+        Py_ssize_t table_rows, table_bytes, tables_bytes, row_stride, key_products
+        char* tables
         Batch batch
         Py_ssize_t batches, q_heads, kv_heads, heads_per_kv, q_len, kv_len, head_dim, value_dim
         int mode, type, pairs, causal
@@ -141,10 +144,10 @@ cdef extern from "kernels.h" nogil:
 
     ctypedef struct Gradients:
         Array grad_out, output, grad_lse, delta
-        Array query, key, value, bias, relative, row_factors, key_factors
+        Array query, key, value, bias, relative, relative_key, relative_query, row_factors, key_factors
         int relevance
         Params products
-        Py_ssize_t value_dim, factor_dim, stride, value_stride, factor_stride, accumulators, base, row_tasks
+        Py_ssize_t value_dim, factor_dim, stride, value_stride, factor_stride, accumulators, base, row_tasks, tables
         Py_ssize_t bias_rows, bias_keys, bias_heads
 
     ctypedef struct Format:
@@ -185,6 +188,7 @@ cdef extern from "kernels.h" nogil:
 
     ctypedef struct Kernels:
         void (*pack)(Call*, Task*, Py_ssize_t, Packed) noexcept nogil
+        void (*pack_table)(Call*, Py_ssize_t) noexcept nogil
         void (*attend)(Call*, Task*) noexcept nogil
         void (*split)(Call*, Task*, char*) noexcept nogil
         void (*merge)(Call*, Task*, char*, Py_ssize_t, Py_ssize_t, int) noexcept nogil
@@ -193,6 +197,7 @@ cdef extern from "kernels.h" nogil:
         void (*maps)(Call*, Task*, Py_ssize_t) noexcept nogil
         void (*deltas)(Call*, Task*) noexcept nogil
         void (*gradients)(Call*, Task*, Py_ssize_t, Range, Range, int) noexcept nogil
+        void (*copy_table)(Call*, Py_ssize_t) noexcept nogil
         void (*softmax_rows)(RowCall*, int, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*softmax_columns)(RowCall*, int, Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*softmax_backward)(RowCall*, int, Py_ssize_t, Py_ssize_t) noexcept nogil
@@ -208,9 +213,13 @@ cdef extern from "kernels.h" nogil:
     Py_ssize_t rows_of_strip(const Format*)
     Py_ssize_t padded(Py_ssize_t)
     Py_ssize_t packed_bytes(const Params*, const Format*)
+    Py_ssize_t count_tables(const Array*, Py_ssize_t)
+    Py_ssize_t measure_tables(Params*, const Format*)
+    void measure_key_products(Params*)
     Packed packed_at(const Params*, const Format*, char*)
     int contiguous(const Params*, const Format*, const Array*)
     Py_ssize_t carve_task(const Params*, const Format*, char*, Task*)
+    Py_ssize_t table_rows_bytes(const Params*, const Gradients*, const Format*)
     Py_ssize_t carve_gradients(const Params*, const Gradients*, const Format*, char*, GradientScratch*)
     void open_head(const Params*, Task*, Py_ssize_t head)
     void open_task(const Params*, Task*, Py_ssize_t head, Py_ssize_t block, Py_ssize_t split)

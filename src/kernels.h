@@ -45,6 +45,7 @@
 /* The task functions, which the .pxi files schedule: X(name, arguments). */
 #define TASKS(X) \
     X(pack, (Call *, Task *, ix block, Packed))                  /* a block for all tasks of a kv head */ \
+    X(pack_table, (Call *, ix i))                                /* a table of content-relative terms */ \
     X(attend, (Call *, Task *))                                  /* rows against all their keys */ \
     X(split, (Call *, Task *, char *state))                      /* few rows against a split of the keys */ \
     X(merge, (Call *, Task *, char *states, ix first, ix last, int done))        /* the states of such rows */ \
@@ -53,6 +54,7 @@
     X(maps, (Call *, Task *, ix head))                           /* a head's maps from the parts of its chunks */ \
     X(deltas, (Call *, Task *))                                  /* of a block of rows */ \
     X(gradients, (Call *, Task *, ix head, Range rows, Range keys, int want)) \
+    X(copy_table, (Call *, ix i))                                /* pack_table for gradients */ \
     X(softmax_rows, (RowCall *, int thread, ix from, ix to)) \
     X(softmax_columns, (RowCall *, int thread, ix from, ix to)) \
     X(softmax_backward, (RowCall *, int thread, ix from, ix to))
@@ -79,6 +81,7 @@ static inline int multiplies_pairs(const Params *p) {
     int aligned = p->head_dim % (2 * VF) == 0 && p->value_dim % (VF * TILE_VECTORS) == 0;
     int packed = path_of_rows(p, &FORMATS[F32]) == PACKED;
     return bf16_dot && (aligned || packed) && p->mode != WEIGHTED_SUM && p->mode != BACKWARD && p->type == F32
+        && !p->relative_index
         && p->query.dtype == BF16 && p->key.dtype == BF16 && (!p->value.data || p->value.dtype == BF16);
 }
 

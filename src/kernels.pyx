@@ -27,8 +27,8 @@ MODES = {"attend": ATTEND, "scores": SCORES, "weighted_sum": WEIGHTED_SUM, "weig
 def compute(str mode, args, int threads, bint explicit, request=None, progress=None, *, value=None, out=None, lse=None,
             weights=None, scores=None, norm=None, given=None, value_scale=None,
             q_starts=None, k_starts=None, key_rows=None, grad_output=None, output=None, grad_lse=None, delta=None,
-            d_query=None, d_key=None, d_value=None, d_bias=None, d_relative_bias=None, int relevance=0,
-            row_factors=None, key_factors=None):
+            d_query=None, d_key=None, d_value=None, d_bias=None, d_relative_bias=None, d_relative_key=None,
+            d_relative_query=None, int relevance=0, row_factors=None, key_factors=None):
     """Run one call for checked arguments, and return its Plan.
 
     `mode` is what to compute into the arrays that are not None:
@@ -38,7 +38,8 @@ def compute(str mode, args, int threads, bint explicit, request=None, progress=N
     weights_under_lse  dense weights under the lse of each row, or under the `norm` that statistics of rows wrote
     weighted_sum       output from weights; `args` has no query and key
     key_statistics     the statistics of a KeyRequest
-    backward           delta of each row and the gradients d_query, d_key and d_value, and adds to d_bias and
+    backward           delta of each row and the gradients d_query, d_key, d_value, d_relative_key and
+                       d_relative_query, the last two for each batch element and head, and adds to d_bias and
                        d_relative_bias; `norm` replaces the lse of rows whose inverse sum in it is above 0. With
                        `relevance` (1: signed, 2: positive) no delta: d_query is the relevance times `key_factors`,
                        d_key its transpose times `row_factors`
@@ -73,7 +74,8 @@ def compute(str mode, args, int threads, bint explicit, request=None, progress=N
         call.progress = NULL if progress is None else <void*> progress
         if m == BACKWARD:
             open_gradients(&call, &gradients, grad_output, output, grad_lse, delta, d_query, d_key, d_value,
-                           d_bias, d_relative_bias, relevance, row_factors, key_factors, &views)
+                           d_bias, d_relative_bias, d_relative_key, d_relative_query, relevance, row_factors,
+                           key_factors, &views)
             prepare(&call, m)
             gradients.value_dim, p.value_dim = p.value_dim, 0        # the scores of this call use no values
             start(&call, divide_backward, compute_backward, threads, explicit)

@@ -15,23 +15,28 @@ cdef int start(Call* call, Phase divide_call, Phase compute_call, int threads, b
     cdef int taken
     cdef bint shared = worth_threads(&call.p)
     cdef char[LOCAL_BYTES] local
+    cdef size_t tables = 0
     if call.p.rows * call.p.batches * call.p.kv_heads == 0:
         return 0
     taken = enter_threads(threads if shared else 1, explicit)
     call.p.n_threads = tracing.threads if shared and tracing.threads else taken
     try:
+        if call.p.relative_index != NULL:
+            tables = measure_tables(&call.p, call.format)
         divide_call(call)
+        call.bytes = padded(call.bytes) + tables
         call.memory = scratch_memory(call.bytes, local, LOCAL_BYTES)
         if call.memory == NULL:
             raise MemoryError(f"attnc: no memory for {call.bytes} bytes of scratch")
         call.scratch = call.memory
+        call.p.tables = call.memory + call.bytes - tables
         call.next_poll = seconds() + POLL_SECONDS
         try:
             if shared:
                 with nogil:
-                    compute_call(call)
+                    compute_all(call, compute_call)
             else:
-                compute_call(call)
+                compute_all(call, compute_call)
         finally:
             free_scratch(call.memory, local, LOCAL_BYTES)
     finally:
@@ -39,6 +44,20 @@ cdef int start(Call* call, Phase divide_call, Phase compute_call, int threads, b
     if call.p.stop:
         raise_pending()
     return 0
+
+
+cdef void compute_all(Call* call, Phase compute_call) noexcept nogil:
+    if call.p.relative_index != NULL:
+        run(call, pack_table_step, tables_of_call(&call.p))
+    compute_call(call)
+
+
+cdef Py_ssize_t tables_of_call(const Params* p) noexcept nogil:
+    return count_tables(&p.relative_key, p.q_heads) + count_tables(&p.relative_query, p.q_heads)
+
+
+cdef void pack_table_step(Call* call, Py_ssize_t i, Task* t) noexcept nogil:
+    call.kernels.pack_table(call, i)
 
 
 cdef void run(Call* call, Step step, Py_ssize_t n, Py_ssize_t together=1) noexcept nogil:

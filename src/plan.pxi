@@ -60,6 +60,7 @@ cdef void divide(Call* call) noexcept nogil:
     p.width = ix_min(p.block_k, round_up(p.kv_len, f.panel))
     if p.unfused == STRIPS:
         p.width += f.panel                 # rows a power of two apart would share sets of L1
+    measure_key_products(p)
     p.pack_bytes = packed_bytes(p, f)
     p.split_k = p.k_blocks if p.rows > SIZES.few_rows or for_statistics(p) else SIZES.split_k // p.block_k
     p.splits = ix_max(1, ceil_div(p.k_blocks, p.split_k)) if p.k_blocks else 1
@@ -148,7 +149,7 @@ cdef Py_ssize_t parts_of_head(const Params* p, const Format* f) noexcept nogil:
     cdef Py_ssize_t row = ix_max(((p.depth_stride if p.copy_queries else 0) + p.value_stride) * f.real, ROW_STATE)
     cdef bint even = (not p.causal and p.left < 0 and p.right < 0
                       and p.q_lengths.data == NULL and p.kv_lengths.data == NULL)
-    if p.rows * row + p.pack_bytes > share_of_l2(SIZES.own_share):
+    if p.rows * row + p.pack_bytes - p.key_products * f.real > share_of_l2(SIZES.own_share):
         return 0
     while 20 * round_up(heads * parts, threads) > 21 * heads * parts:
         parts += 1

@@ -37,6 +37,7 @@ cdef void divide_keys(Call* call) noexcept nogil:
     p.block_k = key_block(p.kv_len, p.head_dim * call.format.real)
     p.split_k = p.k_blocks = ceil_div(p.kv_len, p.block_k)
     p.width = ix_min(p.block_k, round_up(p.kv_len, call.format.panel))
+    measure_key_products(p)
     p.pack_bytes = packed_bytes(p, call.format)
     p.block_q = WALK_ROWS
     p.scratch_bytes = carve_task(p, call.format, <char*> &unused, &unused)

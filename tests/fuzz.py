@@ -142,7 +142,7 @@ def case(seed):
     r = Random(seed)
     query, key, value = (arrays := r.arrays())[0]
     batch, heads, q_len, kv_len = arrays[1:]
-    options = r.options(NAMES, batch, heads, q_len, kv_len)
+    options = r.options(NAMES, batch, heads, q_len, kv_len, query.shape[-1])
     over = {name: x for name, x in options.items() if name not in ("q_lengths", "kv_lengths", "sinks")}
     kind = r.one(["attention", "attention_scores", "attention_weights", "weighted_sum", "softmax", "log_softmax",
                   "attention_backward", "softmax_backward", "log_softmax_backward", *PACKED, "merge_states",

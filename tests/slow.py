@@ -77,6 +77,8 @@ class Slow:
             s += at(self.query, *b, h, i, d) * at(self.key, *b, h // group, j, d)
         if stage == "raw":
             return s
+        if self.options.get("relative_index") is not None:
+            s += self.relative_terms(b, h, i, j)
         scale = self.options.get("scale")
         s *= 1 / math.sqrt(self.dim) if scale is None else scale
         softcap = self.options.get("softcap")
@@ -88,6 +90,15 @@ class Slow:
         slope = self.get("alibi_slopes", 0.0, *b, h)
         s += self.get("bias", 0.0, *b, h, i, j) + self.get("relative_bias", 0.0, *b, h, j - i + self.q_len - 1)
         return s - slope * abs(self.position(b, i) - self.key_position(b, h, j))
+
+    def relative_terms(self, b, h, i, j):
+        """Products of the query and of the key with the table row of their distance."""
+        x, total = int(self.options["relative_index"][j - i + self.q_len - 1]), 0.0
+        for d in range(self.dim):
+            total += self.get("relative_key", 0.0, *b, h, x, d) * at(self.query, *b, h, i, d)
+            total += self.get("relative_query", 0.0, *b, h, x, d) * at(
+                self.key, *b, h // (self.q_heads // self.kv_heads), j, d)
+        return total
 
     def row(self, b, h, i):
         """Weights, lse and entropy of one row; the largest score comes off before sums are formed."""
@@ -143,10 +154,10 @@ class Slow:
 
 BATCHES = [((), (), ()), ((2,), (2,), (2,)), ((2, 1), (3,), (1, 3)), ((1,), (2,), (2,)), ((), (2,), ())]
 NAMES = ("mask", "block_mask", "key_indices", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset",
-         "scale", "softcap", "alibi_slopes", "sinks", "segments", "q_lengths", "kv_lengths", "k_positions")
+         "scale", "softcap", "alibi_slopes", "sinks", "segments", "q_lengths", "kv_lengths", "k_positions", "tables")
 
 
-def some_option(name, random, batch, heads, q_len, kv_len):
+def some_option(name, random, batch, heads, q_len, kv_len, dim):
     """A random value of an option, in one of the shapes that it may have."""
     per_batch = batch if random.random() < 0.7 else ()
     full = (*per_batch, heads, q_len, kv_len)
@@ -159,6 +170,8 @@ def some_option(name, random, batch, heads, q_len, kv_len):
         positions = random.permuted(np.broadcast_to(np.arange(kv_len + 3), (*lead, kv_len + 3)), axis=-1)[..., :kv_len]
         kind = random.choice(["int64", "int32", "uint16", "uint8"])
         return {name: positions.astype(kind), "q_offset": random.integers(-2, kv_len + 2, per_batch)}
+    if name == "tables":
+        return tables(random, per_batch, heads, q_len + kv_len - 1, dim)
     return {name: {
         "mask": lambda: random.random(shape) < 0.7,
         "block_mask": lambda: cells(random, full, shape),
@@ -191,6 +204,18 @@ def lists(random, rows, kv_len):
     return random.integers(-1, kv_len, (*rows, n)).astype(random.choice(["int64", "int32", "int16"]))
 
 
+def tables(random, batch, heads, distances, dim):
+    """One or both tables of content-relative terms, and an index that rises, falls or jumps."""
+    rows = int(random.integers(1, 9))
+    index = np.arange(max(distances, 0)) // random.choice([1, 2, 5]) % rows
+    index = [index, rows - 1 - index, random.permutation(index)][random.integers(3)]
+    found = {"relative_index": index.astype(random.choice(["int64", "int32", "uint8"]))}
+    for name in [("relative_key",), ("relative_query",), ("relative_key", "relative_query")][random.integers(3)]:
+        lead = (batch, ())[random.integers(2)] + ((heads,) if random.random() < 0.7 else (1,))
+        found[name] = random.standard_normal((*lead, rows, dim)).astype(random.choice(["float32", "float64"]))
+    return found
+
+
 def of_distances(random, full, shape):
     """A relative bias that forbids some distances, some axes before the last of length 1 or left out."""
     shape = *shape[:-2], max(full[-2] + full[-1] - 1, 0)
@@ -208,7 +233,7 @@ def problem(seed, chance=0.4):
     options = {}
     for name in NAMES:
         if random.random() < chance:
-            options |= some_option(name, random, np.broadcast_shapes(*batches), q_heads, q_len, kv_len)
+            options |= some_option(name, random, np.broadcast_shapes(*batches), q_heads, q_len, kv_len, dim)
     return arrays, options
 
 
@@ -227,7 +252,10 @@ def bounds(arrays, options, eps):
     query, key, value = (np.abs(x.astype(np.float64)) for x in arrays)
     scale = options.get("scale")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else abs(scale)
-    largest = query.max() * key.max() * query.shape[-1] * scale
+    largest = query.max() * key.max()
+    for name, other in (("relative_key", query), ("relative_query", key)):
+        largest += np.abs(np.asarray(options.get(name, 0.0), np.float64)).max() * other.max()
+    largest *= query.shape[-1] * scale
     for name in ("bias", "relative_bias", "alibi_slopes", "sinks"):
         extra = np.abs(np.asarray(options.get(name, 0.0), np.float64))
         extra = extra[np.isfinite(extra)].max(initial=0)

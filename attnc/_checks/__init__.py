@@ -7,7 +7,7 @@ from .cache import (
     cache_sizes,
     check_attend,
     check_cache_want,
-    check_no_relative_bias,
+    check_no_distances,
     check_rows_stay,
     keep_args,
     reorder_args,
@@ -22,7 +22,7 @@ from .varlen import VarlenArgs, check_varlen_names, varlen_args, varlen_backward
 
 __all__ = ["OPTIONS", "Args", "BackwardArgs", "SoftmaxArgs", "SoftmaxBackwardArgs", "VarlenArgs", "WeightedSumArgs",
            "align_args", "append_args", "attention_args", "backward_args", "cache_sizes", "check_attend",
-           "check_cache_want", "check_lse", "check_no_relative_bias", "check_num_threads", "check_room",
+           "check_cache_want", "check_lse", "check_no_distances", "check_num_threads", "check_room",
            "check_rows_stay", "check_varlen_names", "integer", "keep_args", "options_of", "paged_query", "paged_sizes",
            "paged_tokens", "reorder_args", "sequence_ids", "softmax_args", "softmax_backward_args", "states_args",
            "truncate_args", "varlen_args", "varlen_backward_args", "weighted_sum_args"]

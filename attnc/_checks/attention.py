@@ -13,14 +13,14 @@ from .arrays import FLOAT32, accumulator, float_array, promoted
 from .output import check_out
 
 _Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any,
-                            Any]
+                            Any, Any, Any, Any]
 BHND, NOTHING = "bhnd", ()  # defaults, compared by identity: == with an array gives an array
 
 # Options that public functions share, in the order of attention_args; options_of(locals()) is what a function was given
-# for them. Names and values of 19 keywords would take longer, and say each name twice.
-OPTIONS = ("mask", "block_mask", "key_indices", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset",
-           "k_positions", "scale", "softcap", "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths",
-           "kv_lengths", "layout")
+# for them. Names and values of 22 keywords would take longer, and say each name twice.
+OPTIONS = ("mask", "block_mask", "key_indices", "key_mask", "bias", "relative_bias", "relative_index", "relative_key",
+           "relative_query", "causal", "window", "q_offset", "k_positions", "scale", "softcap", "alibi_slopes", "sinks",
+           "q_segments", "k_segments", "q_lengths", "kv_lengths", "layout")
 options_of: Callable[[dict[str, Any]], _Options] = itemgetter(*OPTIONS)
 
 
@@ -52,6 +52,9 @@ class Args:
     key_mask: np.ndarray | None
     bias: np.ndarray | None
     relative_bias: np.ndarray | None        # as a view of the shape of a bias, whose rows overlap
+    relative_index: np.ndarray | None       # int32, contiguous; None unless there is one of the two tables:
+    relative_key: np.ndarray | None
+    relative_query: np.ndarray | None
     causal: bool
     window: Window | None
     q_offset: int | np.ndarray | None
@@ -103,6 +106,7 @@ class Args:
 def attention_args(
         query: object, key: object, value: object, mask: object = None, block_mask: object = None,
         key_indices: object = None, key_mask: object = None, bias: object = None, relative_bias: object = None,
+        relative_index: object = None, relative_key: object = None, relative_query: object = None,
         causal: object = False, window: object = None, q_offset: object = None, k_positions: object = None,
         scale: object = None, softcap: object = None, alibi_slopes: object = None, sinks: object = None,
         q_segments: object = None, k_segments: object = None, q_lengths: object = None, kv_lengths: object = None,
@@ -128,6 +132,10 @@ def attention_args(
     a.key_mask = None if key_mask is None else options.check_key_mask(key_mask, a)
     a.bias = None if bias is None else options.check_bias(bias, a)
     a.relative_bias = None if relative_bias is None else options.check_relative_bias(relative_bias, a)
+    a.relative_index = a.relative_key = a.relative_query = None
+    if not (relative_index is relative_key is relative_query is None):
+        a.relative_index, a.relative_key, a.relative_query = options.check_tables(
+            relative_index, relative_key, relative_query, a)
     a.q_offset = None if q_offset is None else options.check_q_offset(q_offset, a)
     a.alibi_slopes = None if alibi_slopes is None else options.check_alibi_slopes(alibi_slopes, a)
     a.sinks = None if sinks is None else options.check_sinks(sinks, a)
@@ -146,7 +154,8 @@ def attention_args(
         shape = a.out_shape if gives == "output" else a.weights_shape
         a.out = check_out(out, shape, a.acc if gives == "scores" else a.dtype, dict(
             query=query, key=key, value=value, mask=mask, block_mask=a.block_mask, key_indices=key_indices,
-            key_mask=key_mask, bias=bias, relative_bias=relative_bias, q_offset=q_offset, k_positions=k_positions,
+            key_mask=key_mask, bias=bias, relative_bias=relative_bias, relative_index=relative_index,
+            relative_key=relative_key, relative_query=relative_query, q_offset=q_offset, k_positions=k_positions,
             alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments, k_segments=k_segments, q_lengths=q_lengths,
             kv_lengths=kv_lengths))
     return a

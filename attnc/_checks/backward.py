@@ -12,7 +12,7 @@ from .options import check_lse, check_sinks
 from .scalars import check_num_threads, check_want
 from .stages import check_axes
 
-GRADIENTS = ("query", "key", "value", "bias", "relative_bias", "sinks")
+GRADIENTS = ("query", "key", "value", "bias", "relative_bias", "relative_key", "relative_query", "sinks")
 
 
 @dataclass(slots=True)
@@ -54,7 +54,9 @@ def gradient_args(a: Args, grad_output: np.ndarray, output: object, lse: object,
     names = check_want(want, GRADIENTS)
     if not names:
         raise ValueError(f"want is empty; wanted at least one name out of {GRADIENTS}")
-    for name, given in (("bias", a.bias), ("relative_bias", a.relative_bias), ("sinks", sinks)):
+    optional = dict(bias=a.bias, relative_bias=a.relative_bias, relative_key=a.relative_key,
+                    relative_query=a.relative_query, sinks=sinks)
+    for name, given in optional.items():
         if name in names and given is None:
             raise ValueError(f"want has {name!r}, but no {name} was given")
     rows = "the shape of the output"

@@ -165,11 +165,12 @@ def check_rows_stay(method: str, sizes: CacheSizes) -> None:
         raise ValueError(f"{method} was asked of a cache with a window, whose rows move; wanted a cache without one")
 
 
-def check_no_relative_bias(relative_bias: object) -> None:
+def check_no_distances(**options: object) -> None:
     """Raise where the distances of rows are not those of their tokens."""
-    if relative_bias is not None:
-        raise ValueError("relative_bias was given to a cache that has left tokens out, and goes by the distance of "
-                         "rows; wanted a bias")
+    for name, given in options.items():
+        if given is not None:
+            raise ValueError(f"{name} was given to a cache that has left tokens out, and goes by the distance of rows; "
+                             "wanted a bias")
 
 
 def check_attend(sizes: CacheSizes, **options: object) -> None:

@@ -92,6 +92,29 @@ def check_relative_bias(relative_bias: object, a: Args) -> np.ndarray:
     return overlapping_rows(x, a.q_len, a.kv_len)
 
 
+def check_tables(index: object, key: object, query: object, a: Args
+                 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """The table row of each distance, and the tables that meet the queries and the keys, in their own dtype."""
+    names = {"relative_index": index, "relative_key": key, "relative_query": query}
+    given = [name for name, x in names.items() if x is not None]
+    if index is None:
+        raise ValueError(f"{given[0]} was given and relative_index was not; wanted the table row of each distance")
+    if len(given) == 1:
+        raise ValueError("relative_index was given without a table; wanted relative_key, relative_query or both")
+    tables = {name: native_floats(name, names[name], "") for name in given[1:]}
+    rows = None
+    for name, table in tables.items():
+        rows = table.shape[-2] if table.ndim > 1 and rows is None else rows
+        target = (rows or 0, a.head_dim) if a.two_d else (*a.batch, a.q_heads, rows or 0, a.head_dim)
+        check_fits(name, table.shape, target, "(rows, head_dim)" if a.two_d else "(batch..., q_heads, rows, head_dim)",
+                   exact=2)
+    places = integers("relative_index", index, 0, max((rows or 0) - 1, 0))
+    check_fits("relative_index", places.shape, (max(a.q_len + a.kv_len - 1, 0),), "(q_len + kv_len - 1,)", exact=1)
+    if places.size and not rows:
+        raise ValueError(f"{given[1]} has no rows; wanted the rows that relative_index names")
+    return np.ascontiguousarray(places, np.int32), tables.get("relative_key"), tables.get("relative_query")
+
+
 def check_q_offset(q_offset: object, a: Args) -> int | np.ndarray:
     """The position of the first query row: an int for all, or an array over the batch."""
     offsets = integers("q_offset", q_offset, -MAX_OFFSET, MAX_OFFSET)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._types import PagedOptions, VarlenOptions
-from .arrays import as_array, check_fits, float_array
+from .arrays import as_array, check_fits, float_array, native_floats, saturated
 from .attention import Args, attention_args
 from .backward import GRADIENTS, BackwardArgs, gradient_args
 from .options import bools, check_alibi_slopes, integers
@@ -17,7 +17,8 @@ from .scalars import MAX_OFFSET, check_want
 from .spellings import unexpected
 
 # options of which each sequence has its own array
-RAGGED = ("mask", "key_indices", "bias", "relative_bias", "k_positions")
+RAGGED = ("mask", "key_indices", "bias", "relative_bias", "relative_index", "k_positions")
+TABLES = "relative_key", "relative_query"       # shared by all sequences
 OF_TOKENS = {"key_mask": 1, "q_segments": 0, "k_segments": 1}   # options over packed tokens: 0 of queries, 1 of keys
 
 
@@ -114,7 +115,11 @@ def varlen_args(
             _check_axes("value", value)
     given = {name: x for name, x in options.items() if name in (*RAGGED, *OF_TOKENS) and x is not None}
     options = {name: x for name, x in options.items() if name not in (*RAGGED, *OF_TOKENS)}
+    tables = {}         # are checked with the distances of each sequence
+    if "relative_index" in given:
+        tables = {name: options.pop(name) for name in TABLES if name in options}
     a = attention_args(query, key, value, layout="bnhd", want=want, out=out, num_threads=num_threads, **options)
+    options |= tables
     q_starts, q_lengths = _sequences("cu_seqlens_q", cu_seqlens_q, a.q_len, "query")
     if pages is None:
         k_starts, k_lengths = _sequences("cu_seqlens_k", cu_seqlens_k, a.kv_len, "key")
@@ -147,7 +152,7 @@ def varlen_args(
     if not shared or given.keys() & {*RAGGED, *OF_TOKENS} or set(a.want) - {"lse"}:
         v.each = list(v.alone(in_place=shared))
     if a.out is not None:
-        check_apart(a.out, {"alibi_slopes": a.alibi_slopes, "q_offset": a.q_offset}
+        check_apart(a.out, {"alibi_slopes": a.alibi_slopes, "q_offset": a.q_offset} | tables
                     | {name: given[name] for name in given.keys() & OF_TOKENS.keys()}
                     | {f"{name} of sequence {i}": x for name in given.keys() & set(RAGGED)
                        for i, x in enumerate(given[name])})
@@ -169,6 +174,7 @@ class VarlenBackwardArgs:
     lse: np.ndarray
     grad_lse: np.ndarray | None
     sinks: np.ndarray | None
+    tables: dict[str, np.ndarray]       # by the names of their options
     want: Any
     own: dict[str, Any]
 
@@ -177,11 +183,15 @@ class VarlenBackwardArgs:
         return tuple(name for name in self.want if name not in self.own or self.own[name][i] is not None)
 
     def alone(self, v: VarlenArgs) -> Iterator[BackwardArgs]:
-        """The arguments of each sequence; sinks in float64, in which their gradients are summed."""
+        """The arguments of each sequence; what all share in the dtype in which its gradients are summed: sinks in
+        float64, tables in that of the computation."""
         sinks = None if self.sinks is None else self.sinks.astype(np.float64)
+        tables = {name: saturated(x, v.args.acc) for name, x in self.tables.items()}
         for i, a in enumerate(v.each or ()):
             rows = v.rows(i)
             a.sinks = None          # the lse includes them
+            for name, x in tables.items():
+                setattr(a, name, x)
             yield gradient_args(a, self.grad_output[rows], self.output[rows], self.lse[:, rows], sinks,
                                 None if self.grad_lse is None else self.grad_lse[:, rows], self.want_of(i))
 
@@ -204,7 +214,9 @@ def varlen_backward_args(v: VarlenArgs, grad_output: object, output: object, lse
         if x is not None:
             check_fits(name, x.shape, shape, of, exact=len(shape))
     sinks = v.options.get("sinks")
-    return VarlenBackwardArgs(**found, sinks=None if sinks is None else float_array("sinks", sinks), want=names,
+    tables = {name: native_floats(name, v.options[name], "") for name in TABLES if v.options.get(name) is not None}
+    return VarlenBackwardArgs(**found, sinks=None if sinks is None else float_array("sinks", sinks), tables=tables,
+                              want=names,
                               own={name: x for name, x in v.own.items() if name in RAGGED})
 
 

@@ -85,7 +85,7 @@ def explain(
         raise ValueError(f"words has no place for {', '.join(sorted(map(repr, unknown)))}; "
                          f"there are {', '.join(WORDS)}")
     words = WORDS | {name: visible_lines(text) for name, text in (words or {}).items()}
-    if wrong := options.keys() & {"want", "out", "stage"}:
+    if wrong := options.keys() & {"want", "out", "stage", "relative_index", "relative_key", "relative_query"}:
         raise TypeError(f"explain shows every link of the chain; it has no option {', '.join(sorted(wrong))}")
     query, key, value = (read_array(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
     args = attention_args(query, key, value, **options)

@@ -5,7 +5,7 @@ float64 make it an oracle for narrower dtypes; the original inputs make it the y
 """
 
 from ..masks import alibi_slopes
-from ..relative import t5_relative_bias, t5_relative_bias_backward
+from ..relative import deberta_relative_index, t5_relative_bias, t5_relative_bias_backward
 from ._align import align
 from ._attention import attention, attention_weights, weighted_sum
 from ._backward import attention_backward, log_softmax_backward, softmax_backward
@@ -19,5 +19,5 @@ from ._weights import AttentionWeights, rollout
 
 __all__ = ["AttentionWeights", "KVCache", "PagedKVCache", "alibi_slopes", "align", "attention", "attention_backward",
            "attention_scores", "attention_varlen", "attention_varlen_backward", "attention_weights",
-           "attention_weights_varlen", "log_softmax", "log_softmax_backward", "merge_states", "rollout", "softmax",
-           "softmax_backward", "t5_relative_bias", "t5_relative_bias_backward", "weighted_sum"]
+           "attention_weights_varlen", "deberta_relative_index", "log_softmax", "log_softmax_backward", "merge_states",
+           "rollout", "softmax", "softmax_backward", "t5_relative_bias", "t5_relative_bias_backward", "weighted_sum"]

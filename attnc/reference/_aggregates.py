@@ -82,6 +82,8 @@ def one_head(a: Args, places: Shape) -> Args:
     one.key = of(a.key, *a.key.shape[-3:])[kv_head:kv_head + 1]
     one.mask, one.bias, one.relative_bias = (
         of_head(x, a.q_len, a.kv_len) for x in (a.mask, a.bias, a.relative_bias))
+    one.relative_key, one.relative_query = (
+        None if x is None else of_head(x, *x.shape[-2:]) for x in (a.relative_key, a.relative_query))
     one.block_mask = None if a.block_mask is None else of_head(a.block_mask, *a.block_mask.shape[-2:])
     lists = a.key_indices
     if lists is not None:

@@ -31,7 +31,8 @@ def attention(
 def attention(
         query: ArrayLike, key: ArrayLike, value: ArrayLike, *, mask: ArrayLike | None = None,
         block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
+        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, relative_index: ArrayLike | None = None,
+        relative_key: ArrayLike | None = None, relative_query: ArrayLike | None = None, causal: bool = False,
         window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None,
         scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
         sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
@@ -43,7 +44,9 @@ def attention(
     Row ``i`` stands at position ``p = i + q_offset``, key ``j`` at ``k = j`` or ``k_positions[j]``; the row sees the
     keys that all masks allow::
 
-        score  = cap(scale * query[i] . key[j]) + bias[i, j] + relative_bias[j - i + q_len - 1] - slope * |p - j|
+        x      = relative_index[j - i + q_len - 1]
+        raw    = query[i] . key[j] + query[i] . relative_key[x] + relative_query[x] . key[j]
+        score  = cap(scale * raw) + bias[i, j] + relative_bias[j - i + q_len - 1] - slope * |p - j|
         cap(x) = softcap * tanh(x / softcap)
         lse    = log(sum of exp(score) over the keys it sees, and exp(sink))
         weight = exp(score - lse) for the keys it sees, else exactly 0
@@ -81,12 +84,14 @@ def attend(a: Args) -> np.ndarray | AttentionResult:
 def attention_weights(
         query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
         key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-        relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
-        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
-        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray:
+        relative_bias: ArrayLike | None = None, relative_index: ArrayLike | None = None,
+        relative_key: ArrayLike | None = None, relative_query: ArrayLike | None = None, causal: bool = False,
+        window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+        q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+        lse: ArrayLike | None = None, out: Array | None = None, num_threads: int | None = None,
+        **unknown: Never) -> np.ndarray:
     """The weights of `attention`, for every row and key: the definition of `attnc.attention_weights`.
 
     Parameters, results and errors are those of `attnc.attention_weights`.

@@ -8,10 +8,11 @@ import numpy as np
 
 from .. import masks
 from .._checks import Args, BackwardArgs, backward_args, options_of, softmax_backward_args
+from .._checks.arrays import saturated
 from .._checks.spellings import hides_unknown, unexpected
 from .._types import ArrayLike, Axes, BlockMask, Gradient, Layout, Shape, Window
 from ..results import AttentionGradients
-from ._scores import masked_scores, per_query_head, product, stored_scores, unmasked_scores
+from ._scores import masked_scores, per_query_head, product, rows_of_distances, stored_scores, unmasked_scores
 from ._softmax import softmax_of_scores
 
 
@@ -20,12 +21,13 @@ def attention_backward(
         grad_output: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, output: ArrayLike, lse: ArrayLike,
         *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None,
         key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
-        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-        k_positions: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-        k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None,
-        layout: Layout = "bhnd", want: Gradient = ("query", "key", "value"), grad_lse: ArrayLike | None = None,
-        num_threads: int | None = None, **unknown: Never) -> AttentionGradients:
+        relative_index: ArrayLike | None = None, relative_key: ArrayLike | None = None,
+        relative_query: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Gradient = ("query", "key", "value"),
+        grad_lse: ArrayLike | None = None, num_threads: int | None = None, **unknown: Never) -> AttentionGradients:
     """Gradients of attention: the definition of `attnc.attention_backward`.
 
     With the weights w of a row, its values v and its gradient g::
@@ -35,6 +37,8 @@ def attention_backward(
         d_query = sum of d_product * key[j]       d_key[j] = sum over the rows of d_product * query
         d_bias  = d_score                         d_value[j] = sum over the rows of w * g
         d_relative_bias[m] = sum of d_score over the places with j - i + q_len - 1 = m
+        d_relative_key[x]   = sum of d_product * query[i] over the places of table row x
+        d_relative_query[x] = sum of d_product * key[j] over these; d_query and d_key have the rows' part besides
         d_sink  = sum over the rows of -exp(sink - lse) * delta
 
     Parameters, results and errors are those of `attnc.attention_backward`.
@@ -60,8 +64,7 @@ def gradients(b: BackwardArgs) -> AttentionGradients:
     with np.errstate(all="ignore"):
         found = run(b)
         a = b.args
-        like: dict[str, Any] = {"query": a.query, "key": a.key, "value": a.value, "bias": a.bias,
-                                "relative_bias": a.relative_bias, "sinks": b.sinks_like}
+        like: dict[str, Any] = {name: getattr(a, name) for name in b.want} | {"sinks": b.sinks_like}
         return AttentionGradients(**{name: found[name].astype(like[name].dtype, order="C") for name in b.want})
 
 
@@ -88,11 +91,13 @@ def run(b: BackwardArgs) -> dict[str, np.ndarray]:
         d_products = np.where(weights == 0, 0, d_scores * slope)
 
     scale, key, query = a.acc.type(a.scale), per_query_head(a.key.astype(a.acc), a), a.query.astype(a.acc)
-    found = {"query": scale * sum_of_rows(d_products, key),
-             "key": scale * per_kv_head(sum_of_rows(d_products.swapaxes(-1, -2), query), a),
+    found = {"query": sum_of_rows(d_products, key), "key": sum_of_rows(d_products.swapaxes(-1, -2), query),
              "value": per_kv_head(sum_of_rows(weights.swapaxes(-1, -2), grad), a)}
+    tables = of_tables(a, d_products, query, key, found) if a.relative_index is not None else {}
+    found |= {"query": scale * found["query"], "key": scale * per_kv_head(found["key"], a)}
     found = {name: b.as_given(sum_to(x + 0, getattr(a, name).shape)) for name, x in found.items()}
     found |= {"scores": d_scores, "weights": weights}
+    found |= {name: sum_to(scale * x, getattr(a, name).shape) for name, x in tables.items()}
     if "bias" in b.want and a.bias is not None:
         found["bias"] = sum_to(d_scores, a.bias.shape)
     if "relative_bias" in b.want and a.relative_bias is not None:
@@ -102,6 +107,24 @@ def run(b: BackwardArgs) -> dict[str, np.ndarray]:
         if b.sinks_like is not None:
             found["sinks"] = found["sinks"].reshape(b.sinks_like.shape)
     return found
+
+
+def of_tables(a: Args, d_products: np.ndarray, query: np.ndarray, key: np.ndarray, found: dict[str, np.ndarray]
+              ) -> dict[str, np.ndarray]:
+    """Gradients of the tables, without the scale; adds their rows to those of query and key in `found`."""
+    rows, gradients = rows_of_distances(a), {}
+    for name, d, other, of in (("relative_key", d_products, query, "query"),
+                               ("relative_query", d_products.swapaxes(-1, -2), key, "key")):
+        table = getattr(a, name)
+        if table is None:
+            continue
+        places = rows if of == "query" else rows.T
+        by_row = np.zeros((*d.shape[:-1], table.shape[-2]), d.dtype)        # the sums of d that name a row
+        for i in range(len(places)):
+            np.add.at(by_row[..., i, :].T, places[i], d[..., i, :].T)
+        found[of] = found[of] + sum_of_rows(by_row, saturated(table, a.acc))
+        gradients[name] = sum_of_rows(by_row.swapaxes(-1, -2), np.broadcast_to(other, (*d.shape[:-1], other.shape[-1])))
+    return gradients
 
 
 def agrees(own: np.ndarray, lse: np.ndarray) -> np.ndarray:

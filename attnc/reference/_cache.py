@@ -11,7 +11,7 @@ from .._checks import (
     append_args,
     cache_sizes,
     check_attend,
-    check_no_relative_bias,
+    check_no_distances,
     check_rows_stay,
     keep_args,
     options_of,
@@ -99,24 +99,26 @@ class KVCache(Locked):
     def attend(
             self, query: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
             key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-            relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-            q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-            want: Wanted | tuple[()] = (), out: Array | None = None, num_threads: int | None = None,
-            **unknown: Never) -> np.ndarray | AttentionResult:
+            relative_bias: ArrayLike | None = None, relative_index: ArrayLike | None = None,
+            relative_key: ArrayLike | None = None, relative_query: ArrayLike | None = None, causal: bool = False,
+            window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
+            softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+            q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+            q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", want: Wanted | tuple[()] = (),
+            out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
         """Attention of a query over the tokens that are there; its last row stands at the last token."""
         if unknown:
             unexpected(KVCache.attend, unknown)
         check_attend(self._sizes, mask=mask, block_mask=block_mask, key_indices=key_indices, key_mask=key_mask,
-                     bias=bias, relative_bias=relative_bias, window=window, q_offset=q_offset,
+        bias=bias,
+                     relative_bias=relative_bias, relative_index=relative_index, window=window, q_offset=q_offset,
                      q_segments=q_segments, k_segments=k_segments)
         query = float_array("query", query)
         scaled = self._sizes.dtype == np.int8
         wide = query.astype(accumulator(query.dtype), copy=False) if scaled else query
         with self._turn():
             keys, values, lengths = self.keys, self.values, self.lengths    # replaced by changes, never written
-            k_positions, offset = self._places(query, q_lengths, layout, relative_bias)
+            k_positions, offset = self._places(query, q_lengths, layout, relative_bias, relative_index)
         if scaled:
             keys, values = keys.astype(wide.dtype), values.astype(wide.dtype)
         if layout == "bnhd":
@@ -139,11 +141,13 @@ class KVCache(Locked):
     def weights(
             self, query: ArrayLike, *, mask: ArrayLike | None = None, block_mask: BlockMask | None = None,
             key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-            relative_bias: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
-            q_offset: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-            lse: ArrayLike | None = None, num_threads: int | None = None, **unknown: Never) -> AttentionWeights:
+            relative_bias: ArrayLike | None = None, relative_index: ArrayLike | None = None,
+            relative_key: ArrayLike | None = None, relative_query: ArrayLike | None = None, causal: bool = False,
+            window: Window | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
+            softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+            q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+            q_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
+            num_threads: int | None = None, **unknown: Never) -> AttentionWeights:
         """The weights of a query over the tokens that are there, ``lengths.max()`` of them."""
         if unknown:
             unexpected(KVCache.weights, unknown)
@@ -152,7 +156,7 @@ class KVCache(Locked):
         with self._turn():
             used = int(self.lengths.max(initial=0))
             keys, kv_lengths = self.keys[:, :, :used], self.lengths
-            k_positions, offset = self._places(query, q_lengths, layout, relative_bias)
+            k_positions, offset = self._places(query, q_lengths, layout, relative_bias, relative_index)
         if self._sizes.dtype == np.int8:
             query = query.astype(accumulator(query.dtype), copy=False)
             keys = keys.astype(query.dtype)
@@ -164,12 +168,12 @@ class KVCache(Locked):
         return AttentionWeights(query, keys, **options, lse=lse, num_threads=num_threads)
 
     def _places(
-            self, query: np.ndarray, q_lengths: ArrayLike | None, layout: Layout, relative_bias: ArrayLike | None
-    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+            self, query: np.ndarray, q_lengths: ArrayLike | None, layout: Layout, relative_bias: ArrayLike | None,
+            relative_index: ArrayLike | None) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Positions of the keys and of the first row; None where they are as without."""
         if not self._evicted.any():
             return None, None
-        check_no_relative_bias(relative_bias)
+        check_no_distances(relative_bias=relative_bias, relative_index=relative_index)
         rows = query.shape[-3 if layout == "bnhd" else -2] if q_lengths is None else np.asarray(q_lengths)
         spare = self.keys.shape[2] - self._positions.shape[2]
         return np.pad(self._positions, [(0, 0), (0, 0), (0, spare)]), self.lengths + self._evicted - rows

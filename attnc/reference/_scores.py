@@ -17,7 +17,8 @@ from .._types import Array, ArrayLike, BlockMask, Layout, Stage, Window
 def attention_scores(
         query: ArrayLike, key: ArrayLike, *, stage: Stage = "masked", mask: ArrayLike | None = None,
         block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
+        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, relative_index: ArrayLike | None = None,
+        relative_key: ArrayLike | None = None, relative_query: ArrayLike | None = None, causal: bool = False,
         window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None,
         scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
         sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
@@ -54,11 +55,38 @@ def unmasked_scores(a: Args, stage: str) -> np.ndarray:
     scores = product(query, key)
     if stage == "raw":
         return scores
+    if a.relative_index is not None:
+        scores = scores + relative_terms(a, query, key)
+    if stage == "unscaled":
+        return scores
     scores = np.asarray(a.acc.type(a.scale) * scores)
     if stage == "scaled" or a.softcap is None:
         return scores
     softcap = a.acc.type(a.softcap)
     return np.asarray(softcap * np.tanh(scores / softcap))
+
+
+def relative_terms(a: Args, query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """The products of queries and keys with the table row of their distance."""
+    rows, total = rows_of_distances(a), np.zeros((), a.acc)
+    if a.relative_key is not None:
+        of_rows = product(query, saturated(a.relative_key, a.acc))
+        total = total + np.take_along_axis(of_rows, _spread(rows, of_rows), -1)
+    if a.relative_query is not None:
+        of_keys = product(key, saturated(a.relative_query, a.acc))
+        total = total + np.take_along_axis(of_keys, _spread(rows.T, of_keys), -1).swapaxes(-1, -2)
+    return total
+
+
+def rows_of_distances(a: Args) -> np.ndarray:
+    """The table row of each row and key, (q_len, kv_len)."""
+    assert a.relative_index is not None
+    rows: np.ndarray = a.relative_index[np.arange(a.kv_len) - np.arange(a.q_len)[:, None] + a.q_len - 1]
+    return rows
+
+
+def _spread(rows: np.ndarray, of: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(rows, (*of.shape[:-2], *rows.shape))
 
 
 def product(query: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -86,7 +114,7 @@ def stored_scores(a: Args, allowed: np.ndarray) -> tuple[np.ndarray, np.floating
     finished = any(x is not None for x in (a.softcap, a.bias, a.relative_bias, a.alibi_slopes))
     if finished or not 1e-30 < magnitude < 1e30:
         return masked_scores(a, allowed), a.acc.type(1)
-    scores = unmasked_scores(a, "raw")
+    scores = unmasked_scores(a, "unscaled")
     return np.where(allowed, -scores if a.scale < 0 else scores, a.acc.type(-np.inf)), a.acc.type(magnitude)
 
 

@@ -36,11 +36,12 @@ def attention_varlen(
         cu_seqlens_k: ArrayLike | None = None, *, block_table: ArrayLike | None = None,
         kv_lengths: ArrayLike | None = None, mask: Ragged | None = None, key_indices: Ragged | None = None,
         key_mask: ArrayLike | None = None, bias: Ragged | None = None, relative_bias: Ragged | None = None,
-        causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-        k_positions: Ragged | None = None, scale: float | None = None, softcap: float | None = None,
-        alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-        k_segments: ArrayLike | None = None, want: Wanted | tuple[()] = (), out: Array | None = None,
-        num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
+        relative_index: Ragged | None = None, relative_key: ArrayLike | None = None,
+        relative_query: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+        q_offset: ArrayLike | None = None, k_positions: Ragged | None = None, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+        q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None, want: Wanted | tuple[()] = (),
+        out: Array | None = None, num_threads: int | None = None, **unknown: Never) -> np.ndarray | AttentionResult:
     """`attention` of each sequence of packed tokens: the definition of `attnc.attention_varlen`.
 
     Parameters, results and errors are those of `attnc.attention_varlen`.
@@ -55,6 +56,7 @@ def attention_varlen(
         unexpected(attention_varlen, unknown)
     v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, block_table=block_table, kv_lengths=kv_lengths,
                     mask=mask, key_indices=key_indices, key_mask=key_mask, bias=bias, relative_bias=relative_bias,
+                    relative_index=relative_index, relative_key=relative_key, relative_query=relative_query,
                     causal=causal, window=window, q_offset=q_offset, k_positions=k_positions, scale=scale,
                     softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, q_segments=q_segments,
                     k_segments=k_segments, want=want, out=out, num_threads=num_threads)
@@ -98,16 +100,18 @@ def attention_varlen_backward(
                              for name in ("query", "key", "value") if name in b.want}
     total |= {name: [] for name in b.want if name in v.own}
     total |= {"sinks": np.zeros(b.sinks.shape)} if b.sinks is not None and "sinks" in b.want else {}
+    total |= {name: np.zeros(x.shape, v.args.acc) for name, x in b.tables.items() if name in b.want}
     for i, one_args in enumerate(b.alone(v)):
         one = gradients(one_args)
         for name, whole in total.items():
             if name in v.own:
                 whole.append(getattr(one, name, None))
-            elif name == "sinks":
-                total[name] = whole + one.sinks
+            elif name == "sinks" or name in b.tables:
+                total[name] = whole + getattr(one, name)
             else:
                 whole[v.rows(i) if name == "query" else v.keys(i)] = getattr(one, name)
-    if b.sinks is not None and "sinks" in total:
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):
+        if b.sinks is not None and "sinks" in total:
             total["sinks"] = total["sinks"].astype(b.sinks.dtype)
+        total |= {name: total[name].astype(x.dtype) for name, x in b.tables.items() if name in total}
     return AttentionGradients(**{name: total[name] for name in b.want})

@@ -53,12 +53,13 @@ class AttentionWeights(Matrix):
             self, query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None,
             block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None,
             key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
-            causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-            k_positions: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-            kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
-            num_threads: int | None = None, **unknown: Never) -> None:
+            relative_index: ArrayLike | None = None, relative_key: ArrayLike | None = None,
+            relative_query: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+            q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
+            softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+            q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+            q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+            lse: ArrayLike | None = None, num_threads: int | None = None, **unknown: Never) -> None:
         if unknown:
             unexpected(AttentionWeights.__init__, unknown)
         self._a = a = attention_args(query, key, None, *options_of(locals()), num_threads=num_threads)

@@ -52,8 +52,8 @@ def members(a: Args, member: int) -> Args:
     some = part(a)
     every = slice(member, None, a.heads_per_kv)
     some.query, some.q_heads = a.query[..., every, :, :], a.kv_heads
-    for name, axis in (("mask", -3), ("block_mask", -3), ("bias", -3), ("relative_bias", -3), ("alibi_slopes", -1),
-                       ("sinks", -1)):
+    for name, axis in (("mask", -3), ("block_mask", -3), ("bias", -3), ("relative_bias", -3), ("relative_key", -3),
+                       ("relative_query", -3), ("alibi_slopes", -1), ("sinks", -1)):
         x = getattr(a, name)
         if x is not None and x.ndim >= -axis and x.shape[axis] > 1:
             setattr(some, name, x[(..., every, *[slice(None)] * (-axis - 1))])

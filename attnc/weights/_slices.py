@@ -54,6 +54,11 @@ def part(a: Args, *, batch: tuple[slice, ...] = (), heads: slice = ALL, rows: sl
         of = kv_heads if a.key_indices.shape[-3] == a.kv_heads else heads
         lists = _cut(a.key_indices[..., rows, :], batch, (of, ALL, ALL))
         some.key_indices = lists if k1 - k0 == a.kv_len else keys_within(lists, k0, k1)
+    if a.relative_index is not None:
+        first = k0 + a.q_len - r1           # the entry of the first key and the last row
+        some.relative_index = a.relative_index[first:first + max(some.q_len + some.kv_len - 1, 0)]
+        some.relative_key, some.relative_query = (
+            _cut_option(x, batch, (heads, ALL, ALL)) for x in (a.relative_key, a.relative_query))
     some.key_mask, some.k_positions = (
         _cut_option(a.key_mask, batch, (keys,)), _cut_option(a.k_positions, batch, (kv_heads, keys)))
     some.alibi_slopes, some.sinks = _cut_option(a.alibi_slopes, batch, (heads,)), _cut_option(a.sinks, (), (heads,))
@@ -88,7 +93,7 @@ def some_heads(a: Args, heads: Sequence[int]) -> Args:
     some.q_heads = some.kv_heads = len(taken)
     kv_heads = taken // a.heads_per_kv
     some.query, some.key = some.query.take(taken, -3), some.key.take(kv_heads, -3)
-    for name in ("mask", "block_mask", "bias", "alibi_slopes", "sinks"):
+    for name in ("mask", "block_mask", "bias", "relative_key", "relative_query", "alibi_slopes", "sinks"):
         setattr(some, name, _take(getattr(some, name), taken, _TRAILING.get(name, 1)))
     if a.key_indices is not None:
         some.key_indices = _take(a.key_indices, kv_heads if a.key_indices.shape[-3] == a.kv_heads else taken, 3)
@@ -108,8 +113,9 @@ def _take(x: np.ndarray | None, heads: np.ndarray, trailing: int) -> np.ndarray 
     return x if x is None or x.ndim < trailing or x.shape[-trailing] == 1 else x.take(heads, -trailing)
 
 
-_TRAILING = dict(query=3, key=3, key_scale=2, mask=3, block_mask=3, key_indices=3, bias=3, relative_bias=3, key_mask=1,
-                 alibi_slopes=1, q_segments=1, k_segments=1, k_positions=2, q_offset=0, q_lengths=0, kv_lengths=0)
+_TRAILING = dict(query=3, key=3, key_scale=2, mask=3, block_mask=3, key_indices=3, bias=3, relative_bias=3,
+                 relative_index=1, relative_key=3, relative_query=3, key_mask=1, alibi_slopes=1, q_segments=1,
+                 k_segments=1, k_positions=2, q_offset=0, q_lengths=0, kv_lengths=0)
 
 
 def _cut(x: np.ndarray, batch: tuple[slice, ...], trailing: tuple[slice, ...]) -> np.ndarray:

@@ -40,8 +40,9 @@ class AttentionWeights(RowStatistics, KeyStatistics, Heads, Blocks):
     key : array (..., kv_heads, kv_len, head_dim) or (kv_len, head_dim)
         Both are held, not copied, like options that are arrays: their values must not change after the first result;
         see the notes.
-    mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset, k_positions, scale, \
-softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, num_threads
+    mask, block_mask, key_indices, key_mask, bias, relative_bias, relative_index, relative_key, relative_query, \
+causal, window, q_offset, k_positions, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, \
+kv_lengths, layout, num_threads
         As in `attention`.
     lse : float array (..., q_heads, q_len) or (q_len,), optional
         As in `attention_weights`: the lse of each row over more keys than these, its sink included.
@@ -81,18 +82,19 @@ softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, lay
             self, query: ArrayLike, key: ArrayLike, *, mask: ArrayLike | None = None,
             block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None,
             key_mask: ArrayLike | None = None, bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None,
-            causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
-            k_positions: ArrayLike | None = None, scale: float | None = None, softcap: float | None = None,
-            alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None,
-            k_segments: ArrayLike | None = None, q_lengths: ArrayLike | None = None,
-            kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd", lse: ArrayLike | None = None,
-            num_threads: int | None = None, **unknown: Never) -> None:
+            relative_index: ArrayLike | None = None, relative_key: ArrayLike | None = None,
+            relative_query: ArrayLike | None = None, causal: bool = False, window: Window | None = None,
+            q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None, scale: float | None = None,
+            softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+            q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
+            q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
+            lse: ArrayLike | None = None, num_threads: int | None = None, **unknown: Never) -> None:
         if unknown:
             unexpected(AttentionWeights.__init__, unknown)
         a = attention_args(  # by position, as attention does
-            query, key, None, mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset,
-            k_positions, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, kv_lengths, layout, (),
-            None, num_threads)
+            query, key, None, mask, block_mask, key_indices, key_mask, bias, relative_bias, relative_index,
+            relative_key, relative_query, causal, window, q_offset, k_positions, scale, softcap, alibi_slopes, sinks,
+            q_segments, k_segments, q_lengths, kv_lengths, layout, (), None, num_threads)
         self._begin(a, lse)
 
     @classmethod

@@ -1,7 +1,8 @@
 /* forward.h (template over REAL; after attention/queries.h, attention/scores.h, attention/finish_scores.h,
  * attention/values.h, attention/in_place.h, attention/in_place_pairs.h, gemm/pack_pairs.h, attention/epilogue.h,
  * attention/dense.h, attention/splits.h, attention/weighted_sum.h, attention/fused.h, attention/row_statistics.h,
- * attention/key_statistics.h): the loops of a task: blocks of keys, and groups of rows in a block. */
+ * attention/key_statistics.h, attention/relative_terms.h): the loops of a task: blocks of keys, and groups of rows in a
+ * block. */
 
 /* Steps that multiply have a second version, for pairs of bfloat16. */
 #if PAIR_PRODUCTS
@@ -10,12 +11,18 @@
 #define STEP_OF(step) T(step)
 #endif
 
+/* Packs a block, and computes what else every row needs of its keys. */
+INLINE void T(pack_block)(const Params *p, Task *t, ix block, Packed kv) {
+    STEP_OF(pack)(p, t, block, kv);
+    if (kv.keys && p->relative_query.data) T(multiply_keys)(p, t, block, kv);
+}
+
 /* The packed keys and values of a block; packs them now unless they are shared. */
 INLINE Packed T(packed_block)(Call *call, Task *t, ix block) {
     const Params *p = &call->p;
     ix head = t->batch * p->kv_heads + t->kv_head - call->first_head;
     if (p->shared) return packed_at(p, call->format, call->packed + (head * p->k_blocks + block) * p->pack_bytes);
-    if (p->unfused == PACKED) STEP_OF(pack)(p, t, block, t->packed);
+    if (p->unfused == PACKED) T(pack_block)(p, t, block, t->packed);
     return t->packed;
 }
 
@@ -23,13 +30,14 @@ INLINE Packed T(packed_block)(Call *call, Task *t, ix block) {
 STEP void T(scores)(const Params *p, Task *t, ix r, ix n, ix block, Packed kv, enum Visibility visibility) {
     if (p->unfused == PACKED) STEP_OF(scores_packed)(p, t, r, n, kv);
     else STEP_OF(scores_in_place)(p, t, n, block);
+    if (p->relative_index) T(add_relative_terms)(p, t, r, n, kv);
     if (!p->raw_scores || visibility == PARTIAL) T(finish_scores)(p, t, r, n);
 }
 
 /* Packs a block that all tasks of a kv head share. */
 static void T(pack_task)(Call *call, Task *t, ix block, Packed kv) {
     const Params *p = &call->p;
-    if (block * p->block_k < t->lengths.kv_length && open_block_of_head(p, t, block)) STEP_OF(pack)(p, t, block, kv);
+    if (block * p->block_k < t->lengths.kv_length && open_block_of_head(p, t, block)) T(pack_block)(p, t, block, kv);
 }
 
 /* ------------------------------------------------------------------------------------------------------ kept scores */
@@ -223,7 +231,7 @@ static void T(key_statistics_task)(Call *call, Task *t, ix head, ix chunk) {
     open_arrays(p, t);
     for (ix block = chunk * call->chunk; block < ix_min(p->k_blocks, (chunk + 1) * call->chunk); block++) {
         if (block * p->block_k < t->lengths.kv_length && open_block_of_head(p, t, block))
-            STEP_OF(pack)(p, t, block, t->packed);
+            T(pack_block)(p, t, block, t->packed);
         for (ix member = 0; member < p->heads_per_kv; member++) {
             if (k->map) {
                 t->stats.slots = k->slot_start[chunk + 1] - k->slot_start[chunk];

@@ -1,5 +1,5 @@
-/* gradients.h (template over REAL; after gemm/pack.h, gemm/rank1.h, attention/row_norms.h): the steps of the gradients
- * of attention, for a block of query rows and a block of keys.
+/* gradients.h (template over REAL; after gemm/pack.h, gemm/rank1.h, attention/row_norms.h, attention/forward.h): the
+ * steps of the gradients of attention, for a block of query rows and a block of keys.
  *
  * The weights P are recomputed from the lse of the forward pass; with dP = dO V^T and delta = rowsum(dO * O) the
  * gradient of the scores is dS = P * (dP - delta), and dV += P^T dO, dQ += dS K, dK += dS^T Q (Dao et al. 2022,
@@ -60,7 +60,7 @@ STEP void T(pack_gradient_keys)(const Params *p, const Gradients *w, Task *t, ix
     ix first = block * p->block_k, n = ix_min(p->block_k, t->lengths.kv_length - first);
     mirror.key = t->value;
     mirror.key_scale = NULL;
-    T(pack)(p, t, block, b->keys);
+    T(pack_block)(p, t, block, b->keys);
     T(pack)(&w->products, &mirror, block, b->values);
     for (ix j = 0; rows && j < n; j++) {
         REAL *x = G_(key_factors) + j * w->factor_stride;

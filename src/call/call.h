@@ -5,7 +5,7 @@
 #include "call/process.h"             /* first: Python.h sets the feature macros of the C library */
 
 #include "call/gradient_params.h"
-#include "call/path.h"
+#include "call/tables.h"
 
 typedef struct Kernels Kernels;          /* kernels.h */
 

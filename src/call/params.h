@@ -32,6 +32,7 @@ typedef struct {
     Array mask, block_mask, key_indices, key_mask, bias, relative, q_offset, k_positions, sinks, slopes;
     Array q_segments, k_segments, q_lengths, kv_lengths;
     /* relative: a second bias, NULL unless there is a first */
+    Array relative_key, relative_query;    /* tables of content-relative terms (call/tables.h), NULL: not given */
     Array q_starts, k_starts;    /* first row of each packed sequence; rows past a q_length belong to other sequences */
     Array key_rows;              /* contiguous int64: the row of `key` and `value` in which each key lies */
     Array key_scale, value_scale;    /* float factors of int8 rows, contiguous; not given for other dtypes */
@@ -54,6 +55,12 @@ typedef struct {
     ix mask_row, mask_key;       /* position of row 0 and key 0 in block_mask's first block */
     int by_position;             /* causal order or a window reads k_positions instead of a key's index */
     int masked;                  /* a mask, bias, segments or positions may exclude keys of a row's key range */
+    const int32_t *relative_index;       /* table row of each j - i, at j - i + q_len - 1; NULL: no tables */
+    ix table_first, table_rows;  /* the rows of the tables that the index names: the first one, and their number */
+    ix table_bytes, tables_bytes;        /* of a packed table, and of all of relative_key, which come first */
+    char *tables;                /* packed: panels of relative_key, rows of relative_query */
+    ix row_stride;               /* of products of a query row with relative_key, in scratch */
+    ix key_products;             /* numbers of the products of a packed block with relative_query */
 
     ix rows;                     /* q_len * heads_per_kv: query rows of one kv head, position-major */
     int path;                    /* enum Path, as chosen */

@@ -29,9 +29,10 @@ static inline int for_statistics(const Params *p) {
 }
 
 /* The path for p->rows query rows of a kv head, unless fused: packing a key pays off when more than 16 rows use it;
- * strips need rows in more than half of their lanes. */
+ * strips need rows in more than half of their lanes. Content-relative terms are products of packed keys. */
 static inline enum Path path_of_rows(const Params *p, const Format *f) {
-    if (p->rows > IN_PLACE_ROWS || p->mode == WEIGHTED_SUM || p->mode == BACKWARD || for_statistics(p)) return PACKED;
+    if (p->rows > IN_PLACE_ROWS || p->mode == WEIGHTED_SUM || p->mode == BACKWARD || for_statistics(p)
+        || p->relative_index) return PACKED;
     return p->rows > GROUP_ROWS && 2 * p->rows > f->lanes && p->head_dim > 0 ? STRIPS : IN_PLACE;
 }
 
@@ -58,7 +59,7 @@ static inline int is_small_and_plain(const Params *p, const Format *f, enum Path
     return p->mode == ATTEND && p->out.data && p->kv_len <= ix_min(keys_of_block(p, f, path), FUSED_KEYS)
         && p->head_dim <= FUSED_DEPTH && p->head_dim % f->lanes == 0 && p->value_dim % rows_of_strip(f) == 0
         && p->raw_scores && !p->masked && p->left < 0 && !p->sinks.data && !p->q_starts.data && !p->q_lengths.data
-        && !p->key_scale.data && !p->key_rows.data && f->packed == f->real
+        && !p->key_scale.data && !p->key_rows.data && !p->relative_index && f->packed == f->real
         && !p->lse.data && !p->weights.data && !p->scores.data && !p->row_request.any;
 }
 

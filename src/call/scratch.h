@@ -21,7 +21,7 @@ static inline int contiguous(const Params *p, const Format *f, const Array *a) {
 /* Bytes of a packed block of keys and values. */
 static inline ix packed_bytes(const Params *p, const Format *f) {
     return padded(p->width * round_up(p->head_dim, 2) * f->packed) + padded(p->width * p->value_stride * f->packed)
-        + padded(p->width * (ix)sizeof(int32_t) + 64);
+        + padded(p->width * (ix)sizeof(int32_t) + 64) + padded(p->key_products * f->real);
 }
 
 /* The parts of one packed block; for paths in place, two copies of a chunk of a step's values instead. */
@@ -33,8 +33,10 @@ static inline Packed packed_at(const Params *p, const Format *f, char *s) {
         kv.n_nonfinite = (ix *)(s + 2 * chunk);
     } else {
         kv.values = s + padded(p->width * round_up(p->head_dim, 2) * f->packed);
-        kv.n_nonfinite = (ix *)(s + p->pack_bytes - padded(p->width * (ix)sizeof(int32_t) + 64));
+        kv.products = s + p->pack_bytes - padded(p->key_products * f->real);
+        kv.n_nonfinite = (ix *)((char *)kv.products - padded(p->width * (ix)sizeof(int32_t) + 64));
     }
+    kv.first_row = kv.n_nonfinite + 1;
     kv.nonfinite = (int32_t *)((char *)kv.n_nonfinite + 64);
     return kv;
 }
@@ -83,6 +85,7 @@ static ix carve_task(const Params *p, const Format *f, char *scratch, Task *t) {
     t->row_sum = (double *)carve(&at, rows * 8);
     t->row = (Row *)carve(&at, rows * (ix)sizeof(Row));
     t->bias_rows = carve(&at, p->bias.data ? group * real : 0);
+    t->row_products = carve(&at, p->group_rows * p->row_stride * real);
     t->allow = (uint8_t *)carve(&at, p->masked || p->mode == WEIGHTED_SUM ? group : 0);
     t->line = carve(&at, (ix_max((in_place ? f->lanes : 4) * p->depth_stride, ix_max(2 * p->value_stride, p->width))
                           + f->lanes) * real);
@@ -96,6 +99,11 @@ static ix carve_task(const Params *p, const Format *f, char *scratch, Task *t) {
     t->pairs = (uint16_t *)carve(&at, f->packed < real ? group * 2 : 0);
     carve_statistics(p, f, &at, &t->stats);
     return padded(at - scratch);
+}
+
+/* Bytes of a table's rows as factors. */
+static inline ix table_rows_bytes(const Params *p, const Gradients *g, const Format *f) {
+    return p->table_rows * g->factor_stride * f->real;
 }
 
 /* Sets the arrays of gradients in `scratch`; returns their bytes. */
@@ -118,6 +126,14 @@ static ix carve_gradients(const Params *p, const Gradients *g, const Format *f, 
     b->d_query = carve(&at, g->query.data ? g->accumulators * rows * g->factor_stride * real : 0);
     b->d_key = carve(&at, keys * g->factor_stride * real);
     b->d_value = carve(&at, keys * g->value_stride * real);
+    int terms = p->relative_index && !g->relevance, of_row = terms && p->relative_key.data;
+    b->keys.products = carve(&at, p->key_products * real);
+    b->keys.first_row = (ix *)carve(&at, sizeof(ix));
+    b->row_sums = carve(&at, of_row ? rows * p->row_stride * real : 0);
+    b->key_sums = carve(&at, terms ? p->key_products * real : 0);
+    b->d_relative_key = carve(&at, g->relative_key.data ? (p->relative_key.head ? p->heads_per_kv : 1)
+                              * table_rows_bytes(p, g, f) : 0);
+    b->d_relative_query = carve(&at, g->relative_query.data ? tables_of_head(p) * table_rows_bytes(p, g, f) : 0);
     b->part = (Range *)carve(&at, rows * (ix)sizeof(Range));
     b->span = (Range *)carve(&at, keys * (ix)sizeof(Range));
     return padded(at - scratch);

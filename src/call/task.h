@@ -12,6 +12,8 @@ typedef struct {
     void *keys, *values;
     ix *n_nonfinite;
     int32_t *nonfinite;
+    void *products;              /* [table][table row][key] of relative_query with the keys, from *first_row on */
+    ix *first_row;
 } Packed;
 
 /* A query row: the keys it may see by position, its position, and its query head. */
@@ -64,6 +66,7 @@ typedef struct {
     double *inverse;
     Range *kept_part;                    /* [group][block] columns kept */
     void *bias_rows;                     /* [group's row][width] copies */
+    void *row_products;                  /* [group's row][table row] of the queries with relative_key */
     const void *bias_row[IN_PLACE_ROWS]; /* [group's row] address of the bias at the first key that the row sees */
     uint8_t *allow;                      /* [group's row][width] */
     void *line;                          /* buffer of one padded row for loads and stores */

@@ -47,6 +47,9 @@ def options(seed, q_len=37, kv_len=50):
     yield {"window": (4, 6), "softcap": 2.0, "scale": 0.7}
     yield {"mask": random.random((4, q_len, kv_len)) < 0.6, "sinks": np.float32([0.1, -1, 2, 0])}
     yield {"relative_bias": random.standard_normal((2, 4, q_len + kv_len - 1)).astype(np.float32), "causal": True}
+    yield {"relative_index": random.integers(0, 5, q_len + kv_len - 1),
+           "relative_key": random.standard_normal((2, 4, 5, 8)).astype(np.float32),
+           "relative_query": random.standard_normal((1, 5, 8)).astype(np.float32), "causal": True}
     yield {"bias": random.standard_normal((2, 1, 1, kv_len)).astype(np.float32),
            "key_mask": random.random((2, kv_len)) < 0.7}
     yield {"alibi_slopes": attnc.alibi_slopes(4), "causal": True}

@@ -186,6 +186,9 @@ OPTIONS = {
     "relative bias": {"relative_bias": random(4, 11), "softcap": 2.0},
     "two biases": {"relative_bias": torch.where(random(2, 1, 11) < 0.8, random(2, 1, 11), -torch.inf),
                    "bias": random(4, 5, 1)},
+    "tables": {"relative_index": torch.arange(11) // 3, "relative_key": random(4, 4, 8) / 2,
+               "relative_query": random(2, 1, 4, 8) / 2, "softcap": 3.0},
+    "a table": {"relative_index": torch.arange(11).flip(0), "relative_key": random(1, 12, 8), "causal": True},
     "no keys": {"bias": torch.where(torch.arange(5)[:, None] == 2, -torch.inf, random(5, 7))},
     "causal": {"causal": True, "q_offset": torch.tensor([-2, 1])},
     "window": {"window": (2, 1), "scale": -0.3},
@@ -203,7 +206,7 @@ OPTIONS = {
 }
 
 
-LEARNT = ("bias", "relative_bias", "sinks")
+LEARNT = ("bias", "relative_bias", "relative_key", "relative_query", "sinks")
 
 
 def operands(layout="bhnd", *lead, grad=False):
@@ -257,9 +260,10 @@ def test_formula_keeps_what_is_masked_apart(hidden):
 def test_derivatives_of_all_orders(options):
     names, inputs = zip(*differentiable(options).items(), strict=True)
     # as small as it can be: the numerical derivatives take a call for each element
-    inputs = [x[:, :, :, :2] if name in ("query", "key", "value") else x for name, x in zip(names, inputs, strict=True)]
+    small = ("query", "key", "value", "relative_key", "relative_query")
+    inputs = [x[..., :2] if name in small else x for name, x in zip(names, inputs, strict=True)]
     inputs = [torch.where(x.isfinite(), x, -1.0).requires_grad_() for x in inputs]
-    empty = {name: ~torch.isfinite(x) for name, x in options.items() if name in LEARNT}
+    empty = {name: ~torch.isfinite(x) for name, x in options.items() if name in LEARNT and name not in small}
 
     def function(*inputs):
         given = dict(zip(names, inputs, strict=True))
@@ -277,7 +281,7 @@ def mapped_options(options, size):
     """The tensors of options for `size` examples, in the last axis; what is the same for all."""
     found, shared = {}, {}
     for name, x in options.items():
-        if torch.is_tensor(x) and name not in ("scale", "softcap"):
+        if torch.is_tensor(x) and name not in ("scale", "softcap", "relative_index"):
             shifts = [x if i == 0 else x.flip(-1) if x.ndim else (x - i) for i in range(size)]
             found[name] = torch.stack(shifts, -1)
         else:

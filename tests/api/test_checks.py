@@ -93,6 +93,30 @@ WRONG = {
                                                                  "q_len + kv_len - 1"]),
     "relative_bias of one": (V, {"relative_bias": np.ones((4, 1))}, ["relative_bias", "(4, 1)", "(2, 4, 11)"]),
     "relative_bias heads": (V, {"relative_bias": np.ones((2, 11))}, ["relative_bias", "(2, 11)", "(2, 4, 11)"]),
+    # content-relative terms
+    "table alone": (V, {"relative_key": np.ones((4, 3, 8))}, ["relative_key", "relative_index was not"]),
+    "query table alone": (V, {"relative_query": np.ones((4, 3, 8))}, ["relative_query", "relative_index was not"]),
+    "relative_index alone": (V, {"relative_index": np.zeros(11, int)}, ["relative_index", "relative_key",
+                                                                        "relative_query"]),
+    "relative_index of floats": (T, {"relative_index": np.zeros(11), "relative_key": np.ones((1, 3, DIM))},
+                                 ["relative_index", "float64", "integer"]),
+    "relative_index too large": (V, {"relative_index": np.full(11, 3), "relative_key": np.ones((1, 3, DIM))},
+                                 ["relative_index", "0 to 2", "3"]),
+    "relative_index below 0": (V, {"relative_index": np.full(11, -1), "relative_query": np.ones((1, 3, DIM))},
+                               ["relative_index", "0 to 2", "-1"]),
+    "relative_index too short": (V, {"relative_index": np.zeros(10, int), "relative_key": np.ones((1, 3, DIM))},
+                                 ["relative_index", "(10,)", "(11,)", "q_len + kv_len - 1"]),
+    "relative_key of integers": (T, {"relative_index": np.zeros(11, int), "relative_key": np.ones((1, 3, DIM), int)},
+                                 ["relative_key", "int64", "float32"]),
+    "relative_key depth": (V, {"relative_index": np.zeros(11, int), "relative_key": np.ones((1, 3, DIM + 1))},
+                           ["relative_key", f"(1, 3, {DIM + 1})", "head_dim"]),
+    "relative_query heads": (V, {"relative_index": np.zeros(11, int), "relative_query": np.ones((3, 3, DIM))},
+                             ["relative_query", f"(3, 3, {DIM})", "q_heads"]),
+    "tables of other lengths": (V, {"relative_index": np.zeros(11, int), "relative_key": np.ones((1, 3, DIM)),
+                                    "relative_query": np.ones((1, 4, DIM))},
+                                ["relative_query", f"(1, 4, {DIM})", "rows"]),
+    "table without rows": (V, {"relative_index": np.zeros(11, int), "relative_key": np.ones((1, 0, DIM))},
+                           ["relative_key", "no rows"]),
     # positions and lengths
     "causal": (T, {"causal": 1}, ["causal", "int 1", "True or False"]),
     "causal array": (T, {"causal": np.ones(2, bool)}, ["causal", "bool array"]),
@@ -186,8 +210,9 @@ def test_errors_say_what_is_wrong(name):
 
 
 @pytest.mark.parametrize("name", [
-    "query", "key", "value", "mask", "key_mask", "bias", "relative_bias", "q_offset", "k_positions", "alibi_slopes",
-    "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths"])
+    "query", "key", "value", "mask", "key_mask", "bias", "relative_bias", "relative_index", "relative_key",
+    "relative_query", "q_offset", "k_positions", "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths",
+    "kv_lengths"])
 def test_out_shares_memory_with_no_input(name):
     shapes = {"query": (1, 1, 3, 4), "key": (1, 1, 3, 4), "value": (1, 1, 3, 3)}
     out = np.zeros((1, 1, 3, 3), np.float32)
@@ -196,6 +221,11 @@ def test_out_shares_memory_with_no_input(name):
     arguments |= {
         "mask": {"mask": raw[:3].view(bool)}, "key_mask": {"key_mask": raw[:3].view(bool)},
         "bias": {"bias": raw[:12].view(np.float32)}, "relative_bias": {"relative_bias": raw[:20].view(np.float32)},
+        "relative_index": {"relative_index": raw[:20].view(np.int32), "relative_key": np.zeros((1, 9, 4))},
+        "relative_key": {"relative_index": np.zeros(5, int),
+                         "relative_key": raw[:16].view(np.float32).reshape(1, 1, 4)},
+        "relative_query": {"relative_index": np.zeros(5, int),
+                           "relative_query": raw[:16].view(np.float32).reshape(1, 1, 4)},
         "q_offset": {"q_offset": raw[:4].view(np.int32)},
         "k_positions": {"k_positions": raw[:3]},
         "alibi_slopes": {"alibi_slopes": raw[:4].view(np.float32)}, "sinks": {"sinks": raw[:4].view(np.float32)},
@@ -366,8 +396,8 @@ def test_weighted_sum_out_on_an_input():
         weighted_sum_args(weights, np.zeros((4, 5, 5)), weights, None)
 
 
-NO_ARRAYS_FIRST = ("AttentionWeights", "KVCache", "PagedKVCache", "alibi_slopes", "align", "merge_states", "rollout",
-                   "t5_relative_bias", "t5_relative_bias_backward")
+NO_ARRAYS_FIRST = ("AttentionWeights", "KVCache", "PagedKVCache", "alibi_slopes", "align", "deberta_relative_index",
+                   "merge_states", "rollout", "t5_relative_bias", "t5_relative_bias_backward")
 
 
 @pytest.mark.parametrize("name", [name for name in reference.__all__ if name not in NO_ARRAYS_FIRST])

@@ -32,7 +32,8 @@ def test_every_option(seed):
 def test_each_option_alone(name, seed):
     arrays, _ = problem(seed, chance=0)
     batch = np.broadcast_shapes(*(x.shape[:-3] for x in arrays))
-    options = some_option(name, np.random.default_rng(seed), batch, *arrays[0].shape[-3:-1], arrays[1].shape[-2])
+    heads, q_len, dim = arrays[0].shape[-3:]
+    options = some_option(name, np.random.default_rng(seed), batch, heads, q_len, arrays[1].shape[-2], dim)
     output, _, _ = Slow(*arrays, **options).attention()
     bound = bounds(arrays, options, np.finfo(float).eps)["output"]
     assert_close(reference.attention(*arrays, **options), output, bound)

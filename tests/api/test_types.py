@@ -19,7 +19,8 @@ ROWS, TOKENS = np.ones((1, 2, 3), np.float32), np.ones((3, 2, 4), np.float32)
 OPTIONS = dict(
     mask=np.ones((3, 3), bool), block_mask=(np.ones((2, 1), bool), 2, 4), key_indices=np.zeros((1, 3, 2), int),
     key_mask=np.ones((1, 3), bool), bias=np.zeros((3, 3)),
-    relative_bias=np.zeros(5), causal=True, window=(1, None), q_offset=np.array([0]), k_positions=np.arange(3),
+    relative_bias=np.zeros(5), relative_index=np.zeros(5, int), relative_key=np.zeros((2, 1, 4)),
+    relative_query=np.zeros((1, 1, 4)), causal=True, window=(1, None), q_offset=np.array([0]), k_positions=np.arange(3),
     scale=0.5, softcap=2.0, alibi_slopes=np.zeros(2), sinks=np.zeros(2),
     q_segments=np.zeros((1, 3), int), k_segments=np.zeros((1, 3), int), q_lengths=np.array([3]),
     kv_lengths=np.array([3]), layout="bhnd", num_threads=1)
@@ -107,6 +108,7 @@ CALLS = {      # what makes the object of a method, and what to call it with
     "length_mask": (None, dict(lengths=np.array([1, 2]), length=3)),
     "segment_mask": (None, dict(q_segments=np.array([0, 1]), k_segments=np.array([0]))),
     "alibi_slopes": (None, dict(heads=4)),
+    "deberta_relative_index": (None, dict(q_len=2, kv_len=3, buckets=4, max_position=9, q_offset=1)),
     "t5_relative_bias": (None, dict(table=np.zeros((8, 2)), q_len=2, kv_len=3, q_offset=1, max_distance=9,
                                     bidirectional=False)),
     "t5_relative_bias_backward": (None, dict(grad_output=np.zeros((2, 4)), buckets=8, q_len=2, kv_len=3)),

@@ -12,7 +12,7 @@ from attnc._checks import attention as checks
 
 MODULES = pytest.mark.parametrize("module", [attnc, reference], ids=["attnc", "reference"])
 NAMES = ("mask", "key_indices", "key_mask", "bias", "relative_bias", "causal", "window", "q_offset", "scale", "softcap",
-         "alibi_slopes", "sinks", "segments")
+         "alibi_slopes", "sinks", "segments", "tables")
 MIXED = [0, 1, 40, 3, 0, 70, 2], [4, 0, 40, 90, 0, 33, 9]
 LISTS = ("mask", "key_indices", "bias", "relative_bias")
 
@@ -30,7 +30,11 @@ def option(name, random, q_lengths, kv_lengths):
     if name in ("q_offset", "alibi_slopes"):
         x = random.integers(-2, 9, count) if name == "q_offset" else random.random((count, 4))
         return {name: x}, [{name: its if its.ndim else int(its)} for its in x]
-    own = [some_option(name, random, (), 4, q, k) for q, k in zip(q_lengths, kv_lengths, strict=True)]
+    own = [some_option(name, random, (), 4, q, k, 8) for q, k in zip(q_lengths, kv_lengths, strict=True)]
+    if name == "tables":
+        shared = {table: normal(random, (4, 9, 8)) for table in own[0] if table != "relative_index"}
+        lists = [one["relative_index"] for one in own]
+        return {"relative_index": lists, **shared}, [{"relative_index": x, **shared} for x in lists]
     if name in LISTS:
         own[0] = {name: None}
         return {name: [one[name] for one in own]}, own
@@ -94,7 +98,8 @@ def test_gradients(isa, module, name, seed):
     output, lse = module.attention_varlen(*arrays, want="lse", **given)
     grad, grad_lse = normal(random, output.shape), normal(random, lse.shape)
     lists = tuple(one for one in ("bias", "relative_bias") if one in given)
-    want = ("query", "key", "value", *lists, *(["sinks"] if "sinks" in given else []))
+    shared = tuple(one for one in ("relative_key", "relative_query", "sinks") if one in given)
+    want = ("query", "key", "value", *lists, *shared)
     got = module.attention_varlen_backward(grad, *arrays[:3], output, lse, *arrays[3:], want=want, grad_lse=grad_lse,
                                            **given)
     assert tuple(vars(got)) == want
@@ -110,8 +115,8 @@ def test_gradients(isa, module, name, seed):
             assert pieces[0] is None and getattr(got, part)[0] is None
             for x, y in zip(getattr(got, part)[1:], pieces[1:], strict=True):
                 assert_same_bits(x, y, part)
-        elif part == "sinks":
-            assert_same_bits(got.sinks, sum(pieces, start=np.zeros_like(pieces[0])))
+        elif part in shared:
+            assert_same_bits(getattr(got, part), sum(pieces, start=np.zeros_like(pieces[0])))
         else:
             assert_same_bits(getattr(got, part), np.concatenate(pieces), part)
 

@@ -58,31 +58,31 @@ def test_shapes(isa, shape, causal, dtype, seed):
 @pytest.mark.parametrize("name, path, dtype", dtypes_in_turn(NAMES, PATHS))
 def test_each_option(isa, name, path, dtype, seed):
     random = np.random.default_rng([seed, len(name), len(path)])
-    q_heads, _, q_len, kv_len, *_ = PATHS[path]
+    q_heads, _, q_len, kv_len, dim, _ = PATHS[path]
     arrays = inputs(random, (2,), *PATHS[path], dtype=dtype)
-    check_attention(*arrays, **some_option(name, random, (2,), q_heads, q_len, kv_len))
+    check_attention(*arrays, **some_option(name, random, (2,), q_heads, q_len, kv_len, dim))
 
 
 @pytest.mark.parametrize("names", list(combinations(NAMES, 2)), ids="-".join)
 def test_pairs_of_options(isa, names, seed):
     path = list(PATHS)[sum(map(NAMES.index, names)) % len(PATHS)]
     random = np.random.default_rng([seed, *map(len, names)])
-    q_heads, _, q_len, kv_len, *_ = PATHS[path]
+    q_heads, _, q_len, kv_len, dim, _ = PATHS[path]
     options = {}
     for name in names:
-        options |= some_option(name, random, (2,), q_heads, q_len, kv_len)
+        options |= some_option(name, random, (2,), q_heads, q_len, kv_len, dim)
     check_attention(*inputs(random, (2,), *PATHS[path]), **options)
 
 
 @pytest.mark.parametrize("layout, chance, path, dtype", dtypes_in_turn(["bhnd", "bnhd"], [0.3, 0.7], PATHS))
 def test_many_options(isa, path, chance, layout, dtype, seed):
     random = np.random.default_rng([seed, int(10 * chance)])
-    q_heads, _, q_len, kv_len, *_ = PATHS[path]
+    q_heads, _, q_len, kv_len, dim, _ = PATHS[path]
     arrays = inputs(random, (2,), *PATHS[path], dtype=dtype)
     options = {}
     for name in NAMES:
         if random.random() < chance:
-            options |= some_option(name, random, (2,), q_heads, q_len, kv_len)
+            options |= some_option(name, random, (2,), q_heads, q_len, kv_len, dim)
     if layout == "bnhd":
         arrays = [np.ascontiguousarray(x.swapaxes(-2, -3)) for x in arrays]
     check_attention(*arrays, layout=layout, **options)
@@ -128,7 +128,7 @@ def test_ranks_and_broadcast_batches(isa, batches, lengths, seed):
     batch = np.broadcast_shapes(*batches)
     options = {}
     for name in ("bias", "kv_lengths"):
-        options |= some_option(name, random, batch, 4, q_len, kv_len)
+        options |= some_option(name, random, batch, 4, q_len, kv_len, 8)
     check_attention(*arrays, causal=True, **options)
 
 

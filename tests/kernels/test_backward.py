@@ -7,10 +7,10 @@ from checking import DTYPES, assert_same_bits, dtype_of, expected, farthest, inp
 import attnc
 from attnc import reference
 from attnc._checks import backward_args
-from attnc.reference import _backward
+from attnc.reference import _backward, _scores
 from attnc.testing import assert_within
 
-ALL = ("query", "key", "value", "bias", "relative_bias", "sinks")
+ALL = ("query", "key", "value", "bias", "relative_bias", "relative_key", "relative_query", "sinks")
 RANDOM = np.random.default_rng(0)
 SIZES = dict(batch=(2,), q_heads=4, kv_heads=2, q_len=9, kv_len=13, head_dim=6, value_dim=5)
 MASK = RANDOM.random((4, 9, 13)) < 0.7
@@ -18,6 +18,7 @@ MASK[1, 2] = False                          # a row that sees nothing
 BIAS = RANDOM.standard_normal((2, 1, 9, 13))
 CELLS = np.array([[1, 0, 1], [0, 0, 1], [1, 1, 0]], bool)
 RELATIVE = RANDOM.standard_normal((2, 4, 21))
+ROWS, TABLES = np.arange(21) % 8 // 2, RANDOM.standard_normal((2, 2, 4, 5, 6))     # the last row is not used
 OPTIONS = {
     "plain": {},
     "mask": {"mask": MASK},
@@ -27,6 +28,10 @@ OPTIONS = {
     "relative_bias": {"relative_bias": RELATIVE},
     "relative_bias of one head": {"relative_bias": RELATIVE[:1, :1]},
     "relative_bias of all": {"relative_bias": np.where(np.arange(21) % 5 == 2, -np.inf, 0.5), "softcap": 0.7},
+    "relative_key": {"relative_index": ROWS, "relative_key": TABLES[0], "scale": -0.4},
+    "relative_query": {"relative_index": 3 - ROWS, "relative_query": TABLES[0, 1, :1], "causal": True},
+    "both tables": {"relative_index": RANDOM.permutation(ROWS), "relative_key": TABLES[0, 0],
+                    "relative_query": TABLES[1, :, :1], "softcap": 0.7, "mask": MASK},
     "bias of minus infinity": {"bias": np.where(MASK, 0.5, -np.inf)},
     "causal": {"causal": True},
     "top-left": {"causal": True, "q_offset": 0},
@@ -41,7 +46,8 @@ OPTIONS = {
                            "alibi_slopes": np.arange(4) / 8},
     "segments": {"q_segments": np.repeat([0, 1, -1], 3), "k_segments": np.repeat([0, 1], [6, 7])},
     "lengths": {"q_lengths": [9, 4], "kv_lengths": [0, 11], "sinks": np.zeros(4)},
-    "all": {"mask": MASK, "bias": BIAS, "relative_bias": RELATIVE, "causal": True, "window": (9, None),
+    "all": {"mask": MASK, "bias": BIAS, "relative_bias": RELATIVE, "relative_index": ROWS, "relative_key": TABLES[0],
+            "relative_query": TABLES[1], "causal": True, "window": (9, None),
             "softcap": 2.0, "scale": 0.9, "alibi_slopes": np.arange(4) / 8, "sinks": np.arange(4) / 4, "q_lengths": 8},
 }
 BIASES = [(2, 4, 9, 13), (4, 9, 13), (1, 4, 9, 13), (2, 1, 9, 13), (9, 13), (2, 4, 1, 13), (13,), (1, 1, 9, 1),
@@ -49,7 +55,7 @@ BIASES = [(2, 4, 9, 13), (4, 9, 13), (1, 4, 9, 13), (2, 1, 9, 13), (9, 13), (2, 
 
 
 def wants(options):
-    return ("query", "key", "value", *(name for name in ("bias", "relative_bias", "sinks") if name in options))
+    return ("query", "key", "value", *(name for name in ALL[3:] if name in options))
 
 
 def forward(query, key, value, seed=1, **options):
@@ -73,15 +79,28 @@ def exact(grad, query, key, value, output, lse, **options):
         terms = found["weights"] * (grads @ values.swapaxes(-1, -2) + rows)
     terms = np.where(np.isfinite(terms), terms, 0)
     group = (*terms.shape[:-3], a.kv_heads, a.q_heads // a.kv_heads, *terms.shape[-2:])
-    scale = {"query": abs(a.scale) * largest(terms.sum(-1)) * largest(a.key),
-             "key": abs(a.scale) * largest(terms.reshape(group).sum((-3, -2))) * largest(a.query),
+    tables = {name: 0.0 if getattr(a, name) is None else largest(getattr(a, name))
+              for name in ("relative_key", "relative_query")}
+    scale = {"query": abs(a.scale) * largest(terms.sum(-1)) * (largest(a.key) + tables["relative_key"]),
+             "key": abs(a.scale) * largest(terms.reshape(group).sum((-3, -2))) * (
+                 largest(a.query) + tables["relative_query"]),
              "value": largest(found["weights"].reshape(group).sum((-3, -2))) * largest(b.grad_output),
              "sinks": largest(rows.sum((0, -2)))}
     if a.bias is not None:
         scale["bias"] = largest(_backward.sum_to(terms, a.bias.shape))
+    for name, other in (("relative_key", a.query), ("relative_query", a.key)):
+        if getattr(a, name) is not None:
+            scale[name] = abs(a.scale) * largest(other) * largest(by_table_row(a, getattr(a, name), terms))
     if a.relative_bias is not None:
         scale["relative_bias"] = largest(_backward.of_distances(_backward.sum_to(terms, a.relative_bias.shape)))
     return found, scale
+
+
+def by_table_row(a, table, terms):
+    """The sums over the places of each table row, (..., heads or 1, rows)."""
+    lead, rows = terms.shape[:-2], _scores.rows_of_distances(a)
+    sums = np.stack([terms[..., rows == x].sum(-1) for x in range(table.shape[-2])], -1)
+    return _backward.sum_to(sums.reshape(*lead, -1), table.shape[:-1])
 
 
 def judges(*arrays, **options):
@@ -173,6 +192,20 @@ def test_bias_beyond_a_block(isa, seed):
         check(*inputs(random, (2,), 4, 2, 130, 300), bias=normal(random, shape), want=("bias",))
 
 
+@pytest.mark.parametrize("shape", [(2, 4), (4,), (2, 1), ()], ids=str)
+def test_tables_beyond_a_block(isa, shape, seed):
+    """Also products of more than six rows of a table, and a chain of more than 256 depths."""
+    random = np.random.default_rng(seed)
+    names = ("relative_key", "relative_query")
+    for sizes, options in (((4, 2, 130, 300, 16), {"causal": True}),
+                           ((4, 2, 20, 40, 300), {"scale": -0.05, "softcap": 3.0})):
+        arrays = inputs(random, (2,), *sizes)
+        index = np.minimum(np.abs(np.arange(sum(sizes[2:4]) - 1) - 40), 149)
+        tables = {name: normal(random, (*shape, 150, sizes[-1])) / np.float32(4) for name in names}
+        got = check(*arrays, relative_index=index, **tables, **options, want=("query", "key", *names))
+        assert all(getattr(got, name).shape == (*shape, 150, sizes[-1]) for name in names)
+
+
 @pytest.mark.parametrize("shape", [(2, 4, 429), (4, 429), (2, 1, 429), (1, 4, 429), (429,)], ids=str)
 def test_relative_bias_beyond_a_block(isa, shape, seed):
     random = np.random.default_rng(seed)
@@ -256,7 +289,10 @@ def test_threads_passes_and_mates_change_no_bit(isa, name, dtype, seed):
     query, key, value = inputs(random, *LONG[name], dtype=dtype)
     bias = normal(random, (query.shape[-2], key.shape[-2]), dtype)
     relative = normal(random, (query.shape[-3], query.shape[-2] + key.shape[-2] - 1), dtype)
-    options = {"causal": True, "bias": bias, "relative_bias": relative, "sinks": np.zeros(query.shape[-3])}
+    options = {"causal": True, "bias": bias, "relative_bias": relative, "sinks": np.zeros(query.shape[-3]),
+               "relative_index": random.integers(0, 9, relative.shape[-1])}
+    options |= {table: normal(random, (heads, 9, query.shape[-1]), dtype)
+                for table, heads in (("relative_key", query.shape[-3]), ("relative_query", 1))}
     arrays = *forward(query, key, value, **options)[:1], query, key, value, *forward(query, key, value, **options)[1:3]
     one = attnc.attention_backward(*arrays, want=ALL, num_threads=1, **options)
     for threads in (2, 3, 5):

@@ -14,12 +14,12 @@ from attnc import _isa
 
 def problem(random, path, dtype="float32", chance=0.25, **fixed):
     """Inputs and some options, every one of them with all its batch axes, so that elements can be taken out."""
-    q_heads, _, q_len, kv_len, *_ = PATHS[path]
+    q_heads, _, q_len, kv_len, dim, _ = PATHS[path]
     arrays = inputs(random, (2,), *PATHS[path], dtype=dtype)
     options = {}
     for name in NAMES:
         if random.random() < chance:
-            options |= some_option(name, random, (2,), q_heads, q_len, kv_len)
+            options |= some_option(name, random, (2,), q_heads, q_len, kv_len, dim)
     return arrays, options | fixed
 
 

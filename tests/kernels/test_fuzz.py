@@ -42,7 +42,7 @@ def one(seed):
     options = {}
     for name in NAMES:
         if random.random() < 0.2:
-            options |= some_option(name, random, batch, kv_heads * group, q_len, kv_len)
+            options |= some_option(name, random, batch, kv_heads * group, q_len, kv_len, dims[0])
     arrays = [drawn(x, random) for x in arrays]
     if random.random() < 0.2:
         arrays, options = [x.swapaxes(-2, -3) for x in arrays], options | {"layout": "bnhd"}

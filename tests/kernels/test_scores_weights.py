@@ -19,14 +19,14 @@ STAGES = ("raw", "scaled", "capped", "masked")
 @pytest.mark.parametrize("stage", STAGES)
 def test_stages(isa, stage, path, dtype, seed):
     random = np.random.default_rng([seed, len(stage)])
-    q_heads, _, q_len, kv_len, *_ = PATHS[path]
+    q_heads, _, q_len, kv_len, dim, _ = PATHS[path]
     query, key, _ = inputs(random, (2,), *PATHS[path], dtype=dtype)
     check_scores(query, key, stage)
     options = {}
     for name in NAMES:
-        options |= some_option(name, random, (2,), q_heads, q_len, kv_len)
+        options |= some_option(name, random, (2,), q_heads, q_len, kv_len, dim)
     check_scores(query, key, stage, **options)
-    check_scores(query, key, stage, **some_option("kv_lengths", random, (2,), q_heads, q_len, kv_len))
+    check_scores(query, key, stage, **some_option("kv_lengths", random, (2,), q_heads, q_len, kv_len, dim))
 
 
 @pytest.mark.parametrize("stage", STAGES[:3])
@@ -65,12 +65,12 @@ def test_scores_are_scaled_once(isa, scale):
 @pytest.mark.parametrize("chance", [0.0, 0.2, 0.5])
 def test_attention_weights(isa, chance, path, dtype, seed):
     random = np.random.default_rng([seed, int(10 * chance)])
-    q_heads, _, q_len, kv_len, *_ = PATHS[path]
+    q_heads, _, q_len, kv_len, dim, _ = PATHS[path]
     query, key, value = inputs(random, (2,), *PATHS[path], dtype=dtype)
     options = {}
     for name in NAMES:
         if random.random() < chance:
-            options |= some_option(name, random, (2,), q_heads, q_len, kv_len)
+            options |= some_option(name, random, (2,), q_heads, q_len, kv_len, dim)
     got = attnc.attention_weights(query, key, **options)
     assert_within(got, exact_attention(query, key, value, **options).weights,
                   reference.attention_weights(query, key, **options), name="weights")

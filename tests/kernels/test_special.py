@@ -56,12 +56,12 @@ def poisoned(x, keys, poison):
 def test_what_a_row_may_not_see_changes_no_bit(isa, name, path, dtype, seed):
     """Rows that see the poisoned keys are left out; options that hide nothing are drawn at random."""
     random = np.random.default_rng([seed, len(name), len(path)])
-    q_heads, _, q_len, kv_len, *_ = PATHS[path]
+    q_heads, _, q_len, kv_len, dim, _ = PATHS[path]
     query, key, value = inputs(random, (2,), *PATHS[path], dtype=dtype)
     options = HIDING[name](random, q_len, kv_len)
     for other in ("scale", "softcap", "alibi_slopes", "sinks"):
         if random.random() < 0.3:
-            options |= some_option(other, random, (2,), q_heads, q_len, kv_len)
+            options |= some_option(other, random, (2,), q_heads, q_len, kv_len, dim)
     keys = [1, kv_len - 2] if name in ("key_mask", "window") else [kv_len - 2]
     clear = ~masks.allowed(attention_args(query, key, value, **options))[..., keys].any(-1)
     assert clear.any()

@@ -85,6 +85,8 @@ def test_view_takes_every_option_that_a_file_can_hold(tmp_path, capsys, seed):
     options = {
         "mask": rng.random((12, 12)) < 0.8, "key_mask": np.arange(24).reshape(2, 12) % 7 != 3,
         "bias": rng.standard_normal((4, 12, 12)), "relative_bias": rng.standard_normal((4, 23)),
+        "relative_index": np.arange(23) // 4, "relative_key": rng.standard_normal((4, 6, 8)),
+        "relative_query": rng.standard_normal((1, 6, 8)),
         "block_mask": (rng.random((4, 3, 4)) < 0.7, 5, 3), "key_indices": rng.integers(-1, 12, (1, 12, 5)),
         "k_positions": rng.permutation(12), "causal": True, "window": (3, 1), "q_offset": np.array([1, 0]),
         "scale": 0.5, "softcap": 3.0, "alibi_slopes": np.ones(4) / 4, "sinks": np.zeros(4),
@@ -94,6 +96,8 @@ def test_view_takes_every_option_that_a_file_can_hold(tmp_path, capsys, seed):
     assert options.keys() | {"query", "key"} == inspect.signature(attnc.AttentionWeights).parameters.keys()
     for name, value in options.items():
         given = {name: value} | ({"k_segments": ids, "q_segments": ids} if "segments" in name else {})
+        if name in ("relative_index", "relative_key", "relative_query"):
+            given |= {"relative_index": options["relative_index"], "relative_key": options["relative_key"]}
         W = attnc.AttentionWeights(query, key, **given)
         if name == "block_mask":
             value, given["block_sizes"] = value[0], np.array(value[1:])

@@ -65,7 +65,7 @@ def attention_calls(i):
     options = {}
     for name in NAMES:
         if i % 3 and random.random() < 0.15:
-            options |= some_option(name, random, (2,), heads, q_len, kv_len)
+            options |= some_option(name, random, (2,), heads, q_len, kv_len, sizes[4])
     threads = int(random.integers(1, 4))
     want = WANTS[random.integers(len(WANTS))]
     name = f"{i} {sizes} {dtype} {kind} {sorted(options)} {want}"

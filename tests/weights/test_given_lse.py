@@ -29,11 +29,11 @@ def check_weights(query, key, lse, **options):
 
 
 def some_options(random, path, chance):
-    q_heads, _, q_len, kv_len, *_ = PATHS[path]
+    q_heads, _, q_len, kv_len, dim, _ = PATHS[path]
     options = {}
     for name in NAMES:
         if name != "sinks" and random.random() < chance:
-            options |= some_option(name, random, (2,), q_heads, q_len, kv_len)
+            options |= some_option(name, random, (2,), q_heads, q_len, kv_len, dim)
     return options
 
 

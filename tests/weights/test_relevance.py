@@ -82,11 +82,11 @@ def test_all_options_together(isa, number, sign, seed):
 def test_odd_sizes(isa, shape, dtype, seed):
     """Several tasks and blocks of keys, some of the options, an empty row and sinks."""
     random = np.random.default_rng(seed)
-    sizes = q_heads, _, q_len, kv_len, *_ = SHAPES[shape]
+    sizes = q_heads, _, q_len, kv_len, dim, _ = SHAPES[shape]
     arrays = some_arrays(random, *sizes, dtype=dtype)
     options = dict(causal=True, q_offset=np.array([abs(kv_len - q_len), -3]), sinks=random.standard_normal(q_heads))
     for name in random.choice([name for name in NAMES if name not in (*options, "q_lengths")], 2, replace=False):
-        options |= some_option(str(name), random, (2,), q_heads, q_len, kv_len)
+        options |= some_option(str(name), random, (2,), q_heads, q_len, kv_len, dim)
     both = Relevances(*arrays, SIGNS[seed % 2], **options)
     both.check_all(random)
     if q_len > 64:

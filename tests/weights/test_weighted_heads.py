@@ -88,11 +88,11 @@ def test_all_options_together(isa, number, seed):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_odd_sizes(isa, shape, dtype, seed):
     random = np.random.default_rng(seed)
-    q_heads, _, q_len, kv_len, *_ = SHAPES[shape]
+    q_heads, _, q_len, kv_len, dim, _ = SHAPES[shape]
     query, key, _ = inputs(random, (2,), *SHAPES[shape], dtype=dtype)
     options = dict(causal=True, q_offset=np.array([abs(kv_len - q_len), -3]), sinks=random.standard_normal(q_heads))
     for name in random.choice([name for name in NAMES if name not in (*options, "q_lengths")], 2, replace=False):
-        options |= some_option(str(name), random, (2,), q_heads, q_len, kv_len)
+        options |= some_option(str(name), random, (2,), q_heads, q_len, kv_len, dim)
     check_all(query, key, drawn(random, (q_heads,), True), random, **options)
 
 

@@ -108,11 +108,11 @@ SHAPES = {"few": PATHS["few"], "tasks": (2, 1, 210, 70, 8, 8), "blocks": (1, 1, 
 def test_odd_sizes(isa, shape, dtype, seed):
     """Several tasks and blocks of keys, some of the options, an empty row and sinks."""
     random = np.random.default_rng(seed)
-    q_heads, _, q_len, kv_len, *_ = SHAPES[shape]
+    q_heads, _, q_len, kv_len, dim, _ = SHAPES[shape]
     query, key, _ = inputs(random, (2,), *SHAPES[shape], dtype=dtype)
     options = dict(causal=True, q_offset=np.array([abs(kv_len - q_len), -3]), sinks=random.standard_normal(q_heads))
     for name in random.choice([name for name in NAMES if name not in (*options, "q_lengths")], 2, replace=False):
-        options |= some_option(str(name), random, (2,), q_heads, q_len, kv_len)
+        options |= some_option(str(name), random, (2,), q_heads, q_len, kv_len, dim)
     twins = Twins(query, key, **options)
     twins.check(lambda W: W.entropy(), twins.logits, "entropy")
     twins.check(lambda W: W.mean_position(), kv_len, "mean_position")

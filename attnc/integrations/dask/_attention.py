@@ -23,13 +23,13 @@ FAN_IN = 4      # partial results that one task merges
 def attention(
         query: da.Array, key: da.Array, value: da.Array, *, mask: ArrayLike | None = None,
         block_mask: BlockMask | None = None, key_indices: ArrayLike | None = None, key_mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, causal: bool = False,
+        bias: ArrayLike | None = None, relative_bias: ArrayLike | None = None, relative_index: ArrayLike | None = None,
+        relative_key: ArrayLike | None = None, relative_query: ArrayLike | None = None, causal: bool = False,
         window: Window | None = None, q_offset: ArrayLike | None = None, k_positions: ArrayLike | None = None,
         scale: float | None = None, softcap: float | None = None, alibi_slopes: ArrayLike | None = None,
         sinks: ArrayLike | None = None, q_segments: ArrayLike | None = None, k_segments: ArrayLike | None = None,
         q_lengths: ArrayLike | None = None, kv_lengths: ArrayLike | None = None, layout: Layout = "bhnd",
-        want: Lse | tuple[()] = (), num_threads: int | None = None
-) -> da.Array | AttentionResult:
+        want: Lse | tuple[()] = (), num_threads: int | None = None) -> da.Array | AttentionResult:
     """`attnc.attention` on dask arrays with any chunks along batch, heads, queries and keys.
 
     Each block of queries is one task with each block of keys that any of its rows may see; the results are merged, four
@@ -40,8 +40,8 @@ def attention(
     query, key, value : dask arrays
         With shapes and dtypes as in `attnc.attention`. Batch axes and heads are rechunked to match, head_dim to one
         chunk, and the length of the value like that of the key.
-    mask, key_mask, bias, relative_bias, k_positions, alibi_slopes, sinks, q_segments, k_segments : dask or NumPy \
-arrays, optional
+    mask, key_mask, bias, relative_bias, relative_index, relative_key, relative_query, k_positions, alibi_slopes, \
+sinks, q_segments, k_segments : dask or NumPy arrays, optional
     block_mask, key_indices, causal, window, q_offset, scale, softcap, q_lengths, kv_lengths, layout, num_threads
         As in `attnc.attention`; arrays among them are NumPy arrays. Blocks of a `block_mask` and chunks may have any
         sizes.

@@ -20,9 +20,10 @@ from ..._checks.options import keys_within
 if TYPE_CHECKING:
     from ..._checks import Args
 
-# The last axes of each option (h: query heads, g: kv heads, i: rows, j: keys, d: distance of row and key); axes before
-# them are batch axes.
-AXES = {"mask": "hij", "bias": "hij", "relative_bias": "hd", "key_mask": "j", "k_positions": "gj", "alibi_slopes": "h",
+# The last axes of each option (h: query heads, g: kv heads, i: rows, j: keys, d: distance of row and key, r: table
+# rows, c: head_dim); axes before them are batch axes.
+AXES = {"mask": "hij", "bias": "hij", "relative_bias": "hd", "relative_index": "d", "relative_key": "hrc",
+        "relative_query": "hrc", "key_mask": "j", "k_positions": "gj", "alibi_slopes": "h",
         "sinks": "h", "q_segments": "i", "k_segments": "j", "q_lengths": "", "kv_lengths": "", "q_offset": ""}
 LENGTHS = ("q_lengths", "kv_lengths", "q_offset")    # options that decide which blocks there are
 POSITIONS = ("causal", "window", "alibi_slopes")    # options that depend on the position of a row
@@ -142,7 +143,8 @@ class Grid:
         """The options of a pair of blocks, relative to the first row and key of the pair."""
         found = {name: option for name, option in self.options.items() if name not in AXES}
         zero = self.args.q_len - 1      # the distance 0 of a relative bias
-        within = {"h": self.q_heads(head), "g": head.places, "i": rows.places, "j": keys.places,
+        within = {"h": self.q_heads(head), "g": head.places, "i": rows.places, "j": keys.places, "r": slice(None),
+                  "c": slice(None),
                   "d": slice(zero + keys.start - rows.stop + 1, zero + keys.stop - rows.start)}
         for name, option in self.options.items():
             if name in AXES and name not in LENGTHS:

@@ -100,7 +100,8 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, wa
     Returns
     -------
     tensor, or attnc.AttentionResult of tensors
-        With gradients for query, key, value, `bias`, `relative_bias` and `sinks`, through output and lse.
+        With gradients for query, key, value, `bias`, `relative_bias`, `relative_key`, `relative_query` and `sinks`,
+        through output and lse.
 
     Raises
     ------

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 # Number of an argument's axes after those of the batch; sinks have no batch axes unless they are mapped.
 _AXES = {"query": 3, "key": 3, "value": 3, "output": 3, "grad_output": 3, "lse": 2, "grad_lse": 2, "mask": 3,
-         "bias": 3, "relative_bias": 2, "key_mask": 1, "k_positions": 2, "q_segments": 1, "k_segments": 1,
-         "alibi_slopes": 1, "sinks": 1, "q_lengths": 0, "kv_lengths": 0, "q_offset": 0}
+         "bias": 3, "relative_bias": 2, "relative_key": 3, "relative_query": 3, "key_mask": 1,
+         "k_positions": 2, "q_segments": 1, "k_segments": 1, "alibi_slopes": 1, "sinks": 1, "q_lengths": 0,
+         "kv_lengths": 0, "q_offset": 0}
 _ORDER = list(NUMBERS).index("order")
 
 
@@ -30,9 +31,10 @@ class _Folded:
         rank = max(len(shapes[name]) for name in ("query", "key", "value") if name in shapes)
         self.two_d, self.size, self.shapes, self.given = rank == 2, size, shapes, given
         self.mapped = {name for name in shapes if dims[name] is not None}
-        for name in ("scale", "softcap"):
+        for name in ("scale", "softcap", "relative_index"):
             if name in self.mapped:
-                raise ValueError(f"{name} is mapped by vmap; wanted one number for all examples")
+                what = "one array" if name == "relative_index" else "one number"
+                raise ValueError(f"{name} is mapped by vmap; wanted {what} for all examples")
         for name, x in given.items():
             if name in _AXES and x is not None:
                 x = x[None] if dims[name] is None else x.movedim(dims[name], 0)

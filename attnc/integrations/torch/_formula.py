@@ -51,16 +51,26 @@ def attention_backward(grad_output: torch.Tensor, grad_lse: torch.Tensor | None,
     d_products = d_scores if p.slope is None else d_scores * p.slope
     d_products = d_products * p.scale
     found = {}
+    # the sums that name a row of the tables, of each query row and of each key
+    of_rows = None if p.relative_key is None else _by_table_row(d_products, p.rows, p.relative_key)
+    of_keys = None if p.relative_query is None else _by_table_row(d_products.mT, p.rows.mT, p.relative_query)
     for name in want.split():
         if name == "query":
-            found[name] = _given_axes(p, d_products @ p.key)
+            total = d_products @ p.key
+            found[name] = _given_axes(p, total if of_rows is None else total + of_rows @ p.relative_key)
         elif name in ("key", "value"):
             total = d_products.mT @ p.query if name == "key" else p.weights.mT @ grad
+            if name == "key" and of_keys is not None:
+                total = total + of_keys @ p.relative_query
             found[name] = _given_axes(p, total.unflatten(-3, (-1, p.group)).sum(-3))
         elif name == "bias":
             found[name] = d_scores
         elif name == "relative_bias":
             found[name] = _of_distances(d_scores)
+        elif name == "relative_key" and of_rows is not None:
+            found[name] = of_rows.mT @ p.query
+        elif name == "relative_query" and of_keys is not None:
+            found[name] = of_keys.mT @ p.key
         else:
             found[name] = sinks_gradient(delta.squeeze(-1), p.lse.squeeze(-1), p.sinks)
     given = dict(zip(INPUTS, (query, key, value, *options), strict=False))
@@ -88,8 +98,8 @@ def _parts(args: Sequence[Any]) -> types.SimpleNamespace:
     batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (p.query, p.key, p.value)))
     query, key, value = (x if p.two_d else x.expand(*batch, *x.shape[-3:]) for x in (p.query, p.key, p.value))
     empty = [x.new_empty((*x.shape[:-1], 0), dtype=acc) for x in (query, key)]
-    of_places = {**{name: getattr(p, name) for name in ARRAYS}, "bias": None, "relative_bias": None, "sinks": None,
-                 "scale": None, "softcap": None}
+    of_places = {**{name: getattr(p, name) for name in ARRAYS}, **dict.fromkeys((
+        "bias", "relative_bias", "relative_index", "relative_key", "relative_query", "sinks", "scale", "softcap"))}
     numbers = {**{name: getattr(p, name) for name in NUMBERS}, "factor": None, "cap": None, "order": None}
     places = torch.ops.attnc.attention_places(*empty, *of_places.values(), *numbers.values())
 
@@ -104,7 +114,21 @@ def _parts(args: Sequence[Any]) -> types.SimpleNamespace:
         (finite_query, query), (finite_key, key), (finite_value, value)))
     p.key, p.value, finite_keys = (x.repeat_interleave(p.group, -3) for x in (key, value, finite_key & finite_value))
 
-    scores, p.slope = (p.query @ p.key.mT) * p.scale, None
+    scores, p.slope = p.query @ p.key.mT, None
+    finite_tables = torch.ones((), dtype=torch.bool)
+    if p.relative_index is not None:
+        p.rows = p.relative_index.long()[_distances(scores.shape, scores.device)]
+        for name in ("relative_key", "relative_query"):
+            table = getattr(p, name)
+            if table is None:
+                continue
+            finite = table.isfinite().all(-1)
+            finite_tables = finite_tables & finite[..., p.rows]
+            table = torch.where(finite[..., None], table, 0).to(acc)
+            setattr(p, name, table)
+            scores = scores + (_at_rows(p.query @ table.mT, p.rows) if name == "relative_key"
+                               else _at_rows(p.key @ table.mT, p.rows.mT).mT)
+    scores = scores * p.scale
     if cap is not None:
         capped = torch.tanh(scores / cap)
         scores, p.slope = cap * capped, 1 - capped ** 2
@@ -131,7 +155,8 @@ def _parts(args: Sequence[Any]) -> types.SimpleNamespace:
     lse = torch.logsumexp(row, -1, keepdim=True)
     # not exp(scores - lse): the lse of scores far from 0 loses the digits of the sum
     weights = torch.softmax(row, -1)[..., :scores.shape[-1]]
-    intact = torch.where(some & ~(finite_query & finite_keys.mT | ~p.allowed).all(-1, keepdim=True), torch.nan, 1.0)
+    finite = finite_query & finite_keys.mT & finite_tables
+    intact = torch.where(some & ~(finite | ~p.allowed).all(-1, keepdim=True), torch.nan, 1.0)
     p.weights = torch.where(p.allowed, weights * intact, 0)
     p.lse = torch.where(some, lse * intact, nothing)
     return p
@@ -140,6 +165,16 @@ def _parts(args: Sequence[Any]) -> types.SimpleNamespace:
 def _at_places(relative_bias: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """The relative bias of each row and key, (..., q_len, kv_len)."""
     return relative_bias[..., _distances(shape, relative_bias.device)]
+
+
+def _at_rows(products: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Products with all rows of a table at the row of each place, (..., length, places)."""
+    return torch.take_along_dim(products, rows.expand(*products.shape[:-1], rows.shape[-1]), -1)
+
+
+def _by_table_row(x: torch.Tensor, rows: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The sums over the places of each table row, (..., length, table rows)."""
+    return x.new_zeros((*x.shape[:-1], table.shape[-2])).scatter_add(-1, rows.expand(x.shape), x)
 
 
 def _of_distances(d_scores: torch.Tensor) -> torch.Tensor:

@@ -113,7 +113,7 @@ def _joined_weights(layer: str, parts: Sequence[AttentionWeights]) -> AttentionW
         values = [getattr(a, name) for a in args]
         if any(not np.array_equal(x, values[-1]) for x in values):
             raise ValueError(f"the weights of {layer!r} cannot be joined: {name} is not the same in all steps")
-    for name in ("alibi_slopes", "relative_bias"):
+    for name in ("alibi_slopes", "relative_bias", "relative_index"):
         if getattr(last, name) is not None:
             raise ValueError(f"the weights of {layer!r} cannot be joined: {name} goes by the position of each row")
     seen = [_seen_by_position(a) for a in args]

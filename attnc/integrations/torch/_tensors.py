@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-GRADIENTS = ("query", "key", "value", "bias", "relative_bias", "sinks")
+GRADIENTS = ("query", "key", "value", "bias", "relative_bias", "relative_key", "relative_query", "sinks")
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _TRACING = FakeTensor, FunctionalTensor
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
