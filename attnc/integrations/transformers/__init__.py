@@ -12,9 +12,11 @@ from transformers.utils.output_capturing import _active_collector
 from ..torch import AttentionRecord, attention, capture
 from . import _choice, _continuous, _packed
 from ._choice import NAME
+from ._deberta import patch_deberta
+from ._distances import of_distances
 from ._mask import Mask, mask
 
-__all__ = ["NAME", "AttentionRecord", "capture", "register"]
+__all__ = ["NAME", "AttentionRecord", "capture", "patch_deberta", "register"]
 
 # Arguments that a model passes on but attention does not need; any other unknown argument is an error.
 _NOT_OURS = {*TransformersKwargs.__annotations__, *_continuous.ARGUMENTS, "cache", "cache_position", "deterministic",
@@ -94,7 +96,13 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
         if packed and sliding_window is not None:       # which a mask would contain
             options["window"] = sliding_window - 1, sliding_window - 1
     if position_bias is not None:
-        options["bias"] = position_bias + options["bias"] if "bias" in options else position_bias
+        # A leaf wants the gradient of each of its elements.
+        dense = packed or (position_bias.is_leaf and position_bias.requires_grad)
+        relative = None if dense else of_distances(position_bias)
+        if relative is not None:
+            options["relative_bias"] = relative
+        else:
+            options["bias"] = position_bias + options["bias"] if "bias" in options else position_bias
     if indices is not None:
         options["mask"] = _chosen(indices, key.shape[2], options.get("mask"))
     options.update(scale=scaling, softcap=softcap, sinks=s_aux)
