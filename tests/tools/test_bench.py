@@ -37,6 +37,7 @@ PEER_CASES = (
     cases.drawn("bias", True, cases.case(3, (4, 2), 6, 8, 16)),
     cases.drawn("mask", True, cases.case(2, 2, 6, 8, 16)),
     cases.drawn("relative_bias", True, cases.case(2, 3, 6, 8, 16)),
+    cases.drawn("tables", True, cases.case(2, 3, 6, 8, 16)),
     cases.drawn("block_mask", False, cases.case(1, (4, 2), 140, 300, 16)),
 )
 OTHER_CASES = [each for each in TINY if not isinstance(each, Case)]

@@ -5,6 +5,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from attnc import deberta_relative_index
 from attnc.bench import Arrays, Json, Options
 from attnc.testing import Case
 
@@ -14,6 +15,7 @@ MEMORY_BYTES = 1 << 28      # beyond every cache
 MIN_COPIED = 1 << 20      # a smaller case is one of calls, not of memory
 BLOCK, BLOCKS_SEEN = 128, 0.1   # of a mask over blocks: rows and keys of a block, and the share of blocks that are seen
 ADDED = ("mask", "bias", "relative_bias", "block_mask")
+TABLES = ("relative_key", "relative_query")
 
 
 def case(
@@ -38,9 +40,10 @@ class DrawnCase(Case):
 
     Parameters
     ----------
-    drawn : {"mask", "bias", "relative_bias", "block_mask"}
-        A mask allows 7 keys of 8, so that no block of keys can be skipped; a bias is standard normal; a mask over
-        blocks of `BLOCK` rows and keys allows `BLOCKS_SEEN` of each row of blocks, the diagonal one among them.
+    drawn : {"mask", "bias", "relative_bias", "tables", "block_mask"}
+        A mask allows 7 keys of 8, so that no block of keys can be skipped; a bias is standard normal; tables are those
+        of DeBERTa's content-relative terms, with as many rows as the query; a mask over blocks of `BLOCK` rows and keys
+        allows `BLOCKS_SEEN` of each row of blocks, the diagonal one among them.
     per_head : bool
         Whether each head has its own, or all share one.
     """
@@ -56,6 +59,11 @@ class DrawnCase(Case):
         if self.drawn == "relative_bias":
             values = random.standard_normal((heads, self.q_len + self.kv_len - 1), np.float32)
             return arrays, {**options, "relative_bias": values}
+        if self.drawn == "tables":
+            buckets = max(2, self.q_len // 2)
+            tables = {name: random.standard_normal((heads, 2 * buckets, self.head_dim), np.float32) for name in TABLES}
+            index = deberta_relative_index(self.q_len, self.kv_len, buckets, 2 * buckets)
+            return arrays, {**options, **tables, "relative_index": index}
         if self.drawn == "block_mask":
             return arrays, {**options, "block_mask": (self._blocks(random, heads), BLOCK, BLOCK)}
         shape = 1, heads, self.q_len, self.kv_len
@@ -107,6 +115,15 @@ def added(each: Case, options: Options, rows: np.ndarray | None = None) -> np.nd
         blocks, of_rows, of_keys = options["block_mask"]
         return np.ascontiguousarray(blocks[..., chosen[:, None] // of_rows, np.arange(each.kv_len) // of_keys])
     return None
+
+
+def table_rows(each: Case, options: Options) -> np.ndarray | None:
+    """The table row of each query row and key of a case with tables, else None."""
+    if "relative_index" not in options:
+        return None
+    rows: np.ndarray = options["relative_index"][
+        np.arange(each.kv_len) - np.arange(each.q_len)[:, None] + each.q_len - 1]
+    return rows
 
 
 def visible(each: Case, options: Json, rows: np.ndarray | None = None) -> np.ndarray | None:

@@ -47,10 +47,12 @@ def _odd() -> tuple[Case, ...]:
 
 
 def _biases() -> tuple[DrawnCase, ...]:
-    """Folding models (small heads, a bias for each pair of residues), T5's bias of the distance, Swin's windows."""
+    """Folding models (small heads, a bias for each pair of residues), T5's bias of the distance, DeBERTa's
+    content-relative terms, Swin's windows."""
     pairs = [drawn("bias", True, case(24, heads, 384, 384, depth), "pair bias") for heads, depth in (
         (8, 8), (4, 16), (4, 32))]
     return (*pairs, drawn("relative_bias", True, case(1, 12, 512, 512, 64, scale=1.0), "T5's bias"),
+            drawn("tables", True, case(1, 12, 512, 512, 64), "DeBERTa's terms"),
             drawn("bias", True, case(512, 3, 49, 49, 32), "window bias"))
 
 

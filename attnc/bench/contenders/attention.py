@@ -8,7 +8,7 @@ import numpy as np
 import attnc
 from attnc import reference
 from attnc.bench import Arrays, Call, Options, Unsupported, machine
-from attnc.bench.cases import ADDED, added, aligned, visible, wanted
+from attnc.bench.cases import ADDED, TABLES, added, aligned, table_rows, visible, wanted
 from attnc.bench.contenders import onnxmodels
 from attnc.bench.contenders.tensors import from_torch, import_torch, to_torch
 from attnc.testing import Case
@@ -64,7 +64,7 @@ def setup_twin(case: Case, arrays: Arrays, options: Options, threads: int) -> Ca
 
 def setup_numpy(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """What one writes with NumPy and cares: two matmuls, the softmax in place, 16-bit inputs widened first."""
-    only(options, "causal", "window", "scale", *ADDED, weights=True)
+    only(options, "causal", "window", "scale", *ADDED, "relative_index", *TABLES, weights=True)
     query, key, value = arrays
     stored, work = query.dtype, np.dtype("float64" if query.dtype == np.float64 else "float32")
     pairs, heads_per_kv = case.batch * case.kv_heads, case.q_heads // case.kv_heads
@@ -81,10 +81,19 @@ def setup_numpy(case: Case, arrays: Arrays, options: Options, threads: int) -> C
         step = next(n for n in range(step, 0, -1) if n % case.kv_heads == 0 or case.kv_heads % n == 0)
     not_allowed = ~given if given is not None and given.dtype == bool else None
     want_weights = bool(wanted(options))
+    rows = table_rows(case, options)
+    tables = [] if rows is None else [options[name].reshape(case.kv_heads, heads_per_kv, -1, case.head_dim)
+                                      for name in TABLES]
 
     def part(first: int) -> tuple[np.ndarray, np.ndarray | None]:
         q, k, v = (array[first:first + step].astype(work, copy=False) for array in (query, key, value))
         scores = (q * scale) @ k.swapaxes(-1, -2)
+        if rows is not None:
+            heads = np.arange(first, first + len(q)) % case.kv_heads
+            by_row, by_key = (scale * x @ table[heads].swapaxes(-1, -2)
+                              for x, table in zip((q, k), tables, strict=True))
+            scores += np.take_along_axis(by_row, rows[None, None], -1)
+            scores += np.take_along_axis(by_key, rows.T[None, None], -1).swapaxes(-1, -2)
         if hidden is not None:
             np.copyto(scores, -np.inf, where=hidden)
         if given is not None:
@@ -117,7 +126,7 @@ def _join(parts: list[np.ndarray]) -> np.ndarray:
 def setup_torch(case: Case, arrays: Arrays, options: Options, threads: int) -> Call:
     """``scaled_dot_product_attention``; for weights, which it never returns, the same by matmul and softmax."""
     torch = import_torch(threads)
-    only(options, "causal", "window", "scale", *ADDED, weights=True)
+    only(options, "causal", "window", "scale", *ADDED, "relative_index", *TABLES, weights=True)
     query, key, value = (to_torch(torch, array) for array in arrays)
     seen = visible(case, options)
     given = added(case, options)
@@ -141,12 +150,21 @@ def setup_torch(case: Case, arrays: Arrays, options: Options, threads: int) -> C
 
         return chain
     triangle = aligned(case, options)       # a window is a mask to torch
+    places = table_rows(case, options)
+    rows: Any = None if places is None else torch.from_numpy(places)
+    tables: list[Any] = [] if rows is None else [torch.from_numpy(options[name]) for name in TABLES]
+
+    def terms() -> Any:
+        """DeBERTa's bias for every head, of this query and key: two products with the tables, and two gathers."""
+        by_row = (query @ tables[0].mT).gather(-1, rows.expand(*query.shape[:-1], -1))
+        by_key = (key @ tables[1].mT).gather(-1, rows.T.expand(*key.shape[:-1], -1))
+        return by_row.add_(by_key.mT).mul_(scale)
 
     def fused() -> Any:
         with torch.inference_mode():
             return from_torch(torch, torch.nn.functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=None if triangle else mask, is_causal=triangle, scale=scale,
-                enable_gqa=grouped))
+                query, key, value, attn_mask=None if triangle else mask if rows is None else terms(),
+                is_causal=triangle, scale=scale, enable_gqa=grouped))
 
     return fused
 
