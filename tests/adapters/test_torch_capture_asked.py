@@ -121,6 +121,8 @@ OPTIONS = {
     "one relative_bias": lambda: {"relative_bias": torch.randn(10)},
     "mask": lambda: {"mask": torch.rand(2, 4, 5, 6) < 0.7}, "key_mask": lambda: {"key_mask": torch.rand(2, 6) < 0.7},
     "block_mask": lambda: {"block_mask": (np.random.default_rng(0).random((4, 3, 2)) < 0.7, 2, 3)},
+    "key_indices": lambda: {"key_indices": torch.randint(-1, 6, (2, 4, 5, 3))},
+    "lists of key heads": lambda: {"key_indices": torch.randint(-1, 6, (2, 5, 3)), "causal": True},
     "k_positions": lambda: {"k_positions": torch.randint(0, 9, (2, 2, 6)), "causal": True, "q_offset": 3},
     "sinks": lambda: {"sinks": torch.randn(4), "softcap": 2.0},
     "alibi_slopes": lambda: {"alibi_slopes": torch.rand(2, 4)},

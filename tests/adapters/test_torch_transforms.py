@@ -197,6 +197,8 @@ OPTIONS = {
     "sinks": {"sinks": random(4), "causal": True, "q_offset": -2},
     "no sink": {"sinks": torch.tensor([0.0, -torch.inf, 1.0, 2.0], dtype=torch.float64),
                 "kv_lengths": torch.tensor([7, 0])},
+    "lists": {"key_indices": torch.arange(40).reshape(2, 1, 5, 4) % 8 - 1, "causal": True},
+    "lists of key heads": {"key_indices": torch.arange(30).reshape(2, 5, 3) % 7, "softcap": 2.0},
     "positions": {"k_positions": torch.arange(28).reshape(2, 2, 7).flip(-1), "causal": True, "window": (9, None),
                   "q_offset": torch.tensor([3, 22])},
     "segments": {"q_segments": SEGMENTS[:, :5], "k_segments": SEGMENTS},

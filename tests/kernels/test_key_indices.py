@@ -47,7 +47,7 @@ def test_parity(isa, dtype, size, heads, seed):
 def test_every_other_option(isa, heads, name, seed):
     random = np.random.default_rng(seed)
     arrays = inputs(random, (2,), 4, 2, 5, 60, 16)
-    other = some_option(name, random, (2,), 4, 5, 60)
+    other = some_option(name, random, (2,), 4, 5, 60, 16)
     if name == "k_positions":
         other |= {"causal": True, "alibi_slopes": np.array([0.1, 0.2, 0.0, 0.5])}
     check_attention(*arrays, key_indices=drawn(random, HEADS[heads](4, 2), 5, 60, 30), **other)
@@ -159,6 +159,18 @@ def test_packed_sequences_have_a_list_each(api, seed):
     got = api.attention_varlen(query, key, value, [0, 3, 7], [0, 20, 30], key_indices=lists)
     one = reference.attention(query[:3], key[:20], value[:20], key_indices=lists[0], layout="bnhd")
     np.testing.assert_allclose(got[:3], one, atol=1e-5)
+
+
+def test_pages_have_the_bits_of_the_tokens(isa, seed):
+    random = np.random.default_rng(seed)
+    query, pages = normal(random, (7, 4, 16)), [normal(random, (6, 8, 2, n)) for n in (16, 24)]
+    table = np.array([[4, 0, 2], [1, 5, -1]])
+    lists = [drawn(random, 4, 3, 20, 9, ()), drawn(random, 1, 4, 9, 5, ())]
+    got = attnc.attention_varlen(query, *pages, [0, 3, 7], block_table=table, kv_lengths=[20, 9], key_indices=lists,
+                                 want="lse")
+    tokens = [np.concatenate([x[table[0]].reshape(24, 2, -1)[:20], x[table[1, :2]].reshape(16, 2, -1)[:9]])
+              for x in pages]
+    assert_same_bits(got, attnc.attention_varlen(query, *tokens, [0, 3, 7], [0, 20, 29], key_indices=lists, want="lse"))
 
 
 @pytest.mark.parametrize("lists, error, words", [

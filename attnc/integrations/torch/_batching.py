@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Number of an argument's axes after those of the batch; sinks have no batch axes unless they are mapped.
 _AXES = {"query": 3, "key": 3, "value": 3, "output": 3, "grad_output": 3, "lse": 2, "grad_lse": 2, "mask": 3,
-         "bias": 3, "relative_bias": 2, "relative_key": 3, "relative_query": 3, "key_mask": 1,
+         "key_indices": 3, "bias": 3, "relative_bias": 2, "relative_key": 3, "relative_query": 3, "key_mask": 1,
          "k_positions": 2, "q_segments": 1, "k_segments": 1, "alibi_slopes": 1, "sinks": 1, "q_lengths": 0,
          "kv_lengths": 0, "q_offset": 0}
 _ORDER = list(NUMBERS).index("order")

@@ -14,9 +14,9 @@ from ._tensors import array, as_tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ARRAYS = ("mask", "key_mask", "bias", "relative_bias", "relative_index", "relative_key", "relative_query", "q_offset",
-          "k_positions", "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths", "kv_lengths", "scale",
-          "softcap")
+ARRAYS = ("mask", "key_indices", "key_mask", "bias", "relative_bias", "relative_index", "relative_key",
+          "relative_query", "q_offset", "k_positions", "alibi_slopes", "sinks", "q_segments", "k_segments", "q_lengths",
+          "kv_lengths", "scale", "softcap")
 INPUTS = ("query", "key", "value", *ARRAYS)
 # An option that is an array or a number has a name for each: q_offset and offset, scale and factor, softcap and cap.
 NUMBERS = {"causal": "bool", "left": "SymInt?", "right": "SymInt?", "offset": "SymInt?", "factor": "float?",
