@@ -66,8 +66,8 @@ def _as_rows(
     """Views of all rows from the first page to the last; copies of the used pages where no view has one row stride."""
     page, steps = key.shape[1], {_rows_a_page(x) for x in (key, value) if x is not None and x.size}
     if len(steps) > 1 or 0 in steps:
-        used, places = np.unique(table, return_inverse=True)
-        key, value = key[used], None if value is None else value[used]
+        used, places = np.unique(table, return_inverse=True)        # key[used] keeps the order of the axes in memory
+        key, value = np.ascontiguousarray(key[used]), None if value is None else np.ascontiguousarray(value[used])
         table, steps = places.reshape(table.shape), {page}
     step = steps.pop() if steps else page
     count = (len(key) - 1) * step + page if len(key) else 0

@@ -16,7 +16,8 @@ OPTIONS = {
     "all": {"causal": True, "window": (100, 5), "scale": -0.4, "softcap": 4.0, "alibi_slopes": [0.1, 0.0, 0.3, 1.0],
             "sinks": [0.5, -np.inf, 2.0, 0.0], "want": "lse", "q_offset": [39, 0, 2, 0, 20, 1000]},
 }
-LAYOUTS = ["contiguous", "interleaved", "heads first", "of layers", "both", "reversed", "odd", "value apart"]
+LAYOUTS = ["contiguous", "interleaved", "heads first", "of layers", "both", "reversed", "odd", "value apart",
+           "heads first, value apart", "Fortran"]
 
 
 def in_pages(random, tokens, lengths, page, spare=3):
@@ -60,7 +61,11 @@ def laid_out(layout, key, value):
     if layout == "odd":                 # a page's distance is no multiple of a token's
         return [within(x, (n, x[0].size + 1), lambda whole, x=x: np.lib.stride_tricks.as_strided(
             whole, x.shape, (whole.strides[0], *x.strides[1:]))) for x in (key, value)]
-    if layout == "value apart":
+    if layout == "Fortran":
+        return np.asfortranarray(key), np.asfortranarray(value)
+    if layout == "heads first, value apart":
+        key = laid_out("heads first", key, value)[0]
+    if layout.endswith("value apart"):
         return key, within(value, (n, 3, *value.shape[1:]), lambda whole: whole[:, 2])
     return key, value
 
