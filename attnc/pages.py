@@ -341,7 +341,8 @@ class PagedKVCache(Readable):
 
     def _allocate(self) -> None:
         s = self._sizes
-        self._keys, self._values = (aligned((s.n_pages, s.kv_heads, s.page, dim), s.dtype).swapaxes(1, 2)
+        # The rows of a head in one piece: those of pages that follow each other are read as one stream.
+        self._keys, self._values = (np.moveaxis(aligned((s.kv_heads, s.n_pages, s.page, dim), s.dtype), 0, 2)
                                     for dim in (s.head_dim, s.value_dim))
 
     def _where(self, ids: ArrayLike, query: ArrayLike, q_lengths: ArrayLike | None) -> tuple[Integers, dict[str, Any]]:

@@ -227,7 +227,7 @@ def test_out_must_not_share_memory_with_the_pages():
     cache.append(cache.add(), *[np.ones((4, 2, 8))] * 2)
     for pages in cache._keys, cache._values:
         with pytest.raises(ValueError, match=r"out shares memory with (key|value)"):
-            cache.attend(0, np.ones((1, 4, 8), "f"), out=pages.swapaxes(1, 2).reshape(-1)[:32].reshape(1, 4, 8))
+            cache.attend(0, np.ones((1, 4, 8), "f"), out=np.moveaxis(pages, 2, 0).reshape(-1)[:32].reshape(1, 4, 8))
     with pytest.raises(ValueError, match="read-only"):
         cache.keys[...] = 0
 
