@@ -108,6 +108,19 @@ INLINE void T(find_keys)(const int dtype, int copied, int widened, const Params 
     }
 }
 
+/* Prefetches keys ahead of `key`: by the cursor that is returned where LANES of them lie in consecutive rows, as in
+ * pages; in bursts elsewhere. */
+INLINE Prefetch T(prefetch_keys)(const Params *p, const Task *t, ix key, int from_start) {
+    const Array *a = &p->key;
+    const ix bytes = p->head_dim * T(element_size)(a->dtype);
+    const ix ahead = key + ix_max(GATHER_AHEAD, PREFETCH_BYTES / ix_max(bytes, 1)), last = ahead + LANES - 1;
+    const int in_run = last < t->lengths.kv_length && t->key_rows[last] - t->key_rows[ahead] == LANES - 1;
+    if (from_start || (!in_run && key % GATHER_AHEAD == 0))
+        T(prefetch_rows)(t, a, t->key, p->head_dim, key, from_start);
+    if (!in_run) return (Prefetch){0};
+    return prefetch_from(a, bytes, t->key + t->key_rows[ahead] * a->row);
+}
+
 INLINE void T(score_keys)(const int dtype, int copied, const Params *p, Task *t, ix n, ix block) {
     const Array *a = &p->key;
     const ix depth = dtype == PAIRS ? p->head_dim / 2 : p->depth_stride, each = rows_of_tile(n);
@@ -120,8 +133,7 @@ INLINE void T(score_keys)(const int dtype, int copied, const Params *p, Task *t,
     for (ix j = t->from; j < t->to; j += LANES) {
         ix valid = ix_min(LANES, t->column_stop - j);
         const char *key = keys + j * a->row;
-        if (t->key_rows && (j - t->from) % GATHER_AHEAD == 0)
-            T(prefetch_rows)(t, a, t->key, p->head_dim, block * p->block_k + j, j == t->from);
+        if (t->key_rows) prefetch = T(prefetch_keys)(p, t, block * p->block_k + j, j == t->from);
         /* Rows a multiple of 4096 bytes apart share a cache set, so strips copy them. */
         const int as_is = strips && !copied && !t->key_rows && (dtype == NATIVE || dtype == PAIRS) && valid == LANES
             && a->row % 4096 != 0;
@@ -176,23 +188,25 @@ INLINE int T(store_finite)(const int rows, const int vectors, const REAL *alpha,
 
 /* o = o * alpha + weights @ values for rows x vectors, as values_tile() of values.h, but for any dtype; stores nothing
  * and returns 0 if a sum is not finite. */
-INLINE int T(sum_tile)(const int dtype, const int rows, const int vectors, const REAL *w, ix w_stride, const char *v,
-                       ix v_stride, Prefetch *prefetch, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+INLINE int T(sum_tile)(const int dtype, const int in_runs, const int rows, const int vectors, const REAL *w,
+                       ix w_stride, const char *v, ix v_stride, const int64_t *places, ix run, Prefetch *prefetch,
+                       ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     VEC sum[TALL_ROWS][TILE_VECTORS];
     const REAL *w_rows[TALL_ROWS];
     UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w + r * w_stride;
-    T(rank1)(dtype, rows, vectors, w_rows, 1, v, v_stride, keys, prefetch, sum, NULL);
+    T(rank1)(dtype, in_runs, rows, vectors, w_rows, 1, v, v_stride, places, run, keys, prefetch, sum, NULL);
     return T(store_finite)(rows, vectors, alpha, sum, o, o_stride, 1);
 }
 
 /* Narrower chunks of dtypes other than REAL are copied to L1: reading them in place would double the code. */
 INLINE int T(in_place_chunk)(const int dtype, ix vectors) { return dtype == NATIVE || vectors == TILE_VECTORS; }
 
-INLINE int T(sum_vectors)(const int dtype, const int rows, ix vectors, const REAL *w, ix w_stride, const char *v,
-                          ix v_stride, Prefetch *prefetch, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+INLINE int T(sum_vectors)(const int dtype, const int in_runs, const int rows, ix vectors, const REAL *w, ix w_stride,
+                          const char *v, ix v_stride, const int64_t *places, ix run, Prefetch *prefetch, ix keys,
+                          const REAL *alpha, REAL *o, ix o_stride) {
     int finite = 1;
-#define TILE(vectors) \
-    finite = T(sum_tile)(dtype, rows, vectors, w, w_stride, v, v_stride, prefetch, keys, alpha, o, o_stride)
+#define TILE(vectors) finite = T(sum_tile)(dtype, in_runs, rows, vectors, w, w_stride, v, v_stride, places, run, \
+                                           prefetch, keys, alpha, o, o_stride)
     if (rows > GROUP_ROWS && (dtype != NATIVE || vectors == TALL_VECTORS)) TILE(TALL_VECTORS);
     else if (rows > GROUP_ROWS) TILE(1);
     else if (dtype == NATIVE) VECTOR_CASES(TILE)
@@ -202,11 +216,16 @@ INLINE int T(sum_vectors)(const int dtype, const int rows, ix vectors, const REA
 }
 
 static int T(sum_rows)(int dtype, ix n, ix vectors, const REAL *w, ix w_stride, const char *v, ix v_stride,
-                       Prefetch *prefetch, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
+                       const int64_t *places, ix run, Prefetch *prefetch, ix keys, const REAL *alpha, REAL *o,
+                       ix o_stride) {
     int finite = 1;
-#define ROWS(rows) \
-    finite = T(sum_vectors)(kind, rows, vectors, w, w_stride, v, v_stride, prefetch, keys, alpha, o, o_stride)
-#define KIND(type) { const int kind = type; TALL_CASES(n, ROWS) break; }
+#define ROWS(rows) finite = T(sum_vectors)(kind, in_runs, rows, vectors, w, w_stride, v, v_stride, places, run, \
+                                           prefetch, keys, alpha, o, o_stride)
+#define KIND(type) { \
+        const int kind = type; \
+        if (places) { const int in_runs = 1; TALL_CASES(n, ROWS) } \
+        else { const int in_runs = 0; TALL_CASES(n, ROWS) } \
+        break; }
     DTYPE_CASES(KIND)
 #undef KIND
 #undef ROWS
@@ -237,7 +256,8 @@ static __attribute__((noinline, cold)) void T(sum_nonfinite)(const Params *p, Ta
                 for (ix i = excluded ? 0 : valid; i < LANES; i++) x[i] = 0;
                 if (excluded) t->packed.nonfinite[n_nonfinite++] = (int32_t)(from + j);
             }
-            finite = T(sum_tile)(NATIVE, 1, 1, w, 0, (char *)copy, LANES * sizeof(REAL), &none, keys, alpha + r, o, 0);
+            finite = T(sum_tile)(NATIVE, 0, 1, 1, w, 0, (char *)copy, LANES * sizeof(REAL), NULL, 0, &none, keys,
+                                  alpha + r, o, 0);
             /* The weights or earlier sums are not finite, so neither is the row. */
             if (pass && !finite)
                 T(values_tile)(0, 1, 1, &w, copy, LANES, keys, alpha + r, o, 0);
@@ -258,8 +278,17 @@ static const char *T(gather_values)(const Params *p, Task *t, ix first, ix n, in
     return t->gathered;
 }
 
+/* A cursor that prefetches value rows from `key` on, as far as they are consecutive. */
+static Prefetch T(prefetch_values)(const Params *p, const Task *t, ix key) {
+    const Array *a = &p->value;
+    if (key >= t->lengths.kv_length) return (Prefetch){0};
+    return prefetch_from(a, p->value_dim * T(element_size)(a->dtype), t->value + t->key_rows[key] * a->row);
+}
+
 /* o = o * alpha + weights @ values in steps of IN_PLACE_KEYS keys, counted from key 0: a step's values stay in L1 for
- * all chunks of columns and register tiles of rows. The scales of int8 values multiply the weights. */
+ * all chunks of columns and register tiles of rows. The scales of int8 values multiply the weights. Rows of pages are
+ * read in runs (0.88 of the rate of contiguous ones, float32, 16 keys a page, 512 bytes a row; copied first: 0.65);
+ * shorter runs are copied. */
 STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
     const Array *a = &p->value;
     const REAL *alpha = P_(alpha), ones[IN_PLACE_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -268,9 +297,7 @@ STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
     REAL scaled[IN_PLACE_ROWS * IN_PLACE_KEYS];
     Prefetch none = {0};
     int copied, dtype = T(in_place_dtype)(a, p->value_dim, &copied);
-    const ix row = t->key_rows ? p->value_stride * (ix)sizeof(REAL) : a->row;
-    const ix col = t->key_rows ? (ix)sizeof(REAL) : a->col;
-    if (t->key_rows) copied = 0, dtype = NATIVE;
+    const int own = dtype, own_copied = copied;
     T(rescale_nonfinite)(p, t, 0, n);
     for (ix from = t->column, stop; from < t->column_stop; from = stop, alpha = ones) {
         const REAL *w = P_(s) + from;
@@ -284,11 +311,19 @@ STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
             w = scaled;
             w_stride = IN_PLACE_KEYS;
         }
-        const ix first = block * p->block_k + from;
-        const char *values = t->value + first * a->row;
+        const ix first = block * p->block_k + from, bytes = p->value_dim * T(element_size)(a->dtype);
+        const int64_t *places = t->key_rows ? t->key_rows + first : NULL;
+        const ix run = places ? run_of_rows(t, first, stop - from) : 0;
+        const int gathered = places && run < SHORT_RUN;
+        const char *values = t->value + (places ? 0 : first * a->row);
+        const ix row = gathered ? p->value_stride * (ix)sizeof(REAL) : a->row;
+        const ix col = gathered ? (ix)sizeof(REAL) : a->col;
         Prefetch prefetch = {0};
-        if (t->key_rows) values = T(gather_values)(p, t, first, stop - from, from == t->column);
-        else prefetch = prefetch_ahead_of(a, p->value_dim * T(element_size)(a->dtype), values, 0, twice);
+        ix prefetched = 0;      /* bytes of the next step's rows, in pages */
+        copied = own_copied && !gathered, dtype = gathered ? NATIVE : own;
+        if (gathered) values = T(gather_values)(p, t, first, stop - from, from == t->column), places = NULL;
+        else if (!places) prefetch = prefetch_ahead_of(a, bytes, values, 0, twice);
+        else if (from == t->column) T(prefetch_rows)(t, a, t->value, p->value_dim, first, 1);
         for (ix c = 0; c < T(chunks)(p); c++) {
             ix start = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - start, v_stride = row;
             const char *v = values + start * LANES * col;
@@ -296,7 +331,7 @@ STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
             if (!as_is) {
                 ix valid = ix_min(vectors * LANES, p->value_dim - start * LANES);
                 memset(t->line, 0, vectors * LANES * sizeof(REAL));
-                T(pack_chunk)(0, a, v, NULL, NULL, stop - from, valid, vectors, t->line, t->packed.keys);
+                T(pack_chunk)(0, a, v, places, NULL, stop - from, valid, vectors, t->line, t->packed.keys);
                 v = t->packed.keys;
                 v_stride = vectors * LANES * (ix)sizeof(REAL);
             }
@@ -304,12 +339,19 @@ STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
                 REAL *o = P_(o) + r * p->value_stride + start * LANES;
                 m = ix_min(each, n - r);
                 const ix wide = vectors_of_sums(m, vectors), size = LANES * T(element_size)(as_is ? dtype : NATIVE);
-                for (ix i = 0; i < vectors; i += wide)
-                    if (!T(sum_rows)(as_is ? dtype : NATIVE, m, ix_min(wide, vectors - i), w + r * w_stride, w_stride,
-                                     v + i * size, v_stride, r && !twice ? &none : &prefetch, stop - from, alpha + r,
-                                     o + i * LANES, p->value_stride))
+                for (ix i = 0; i < vectors; i += wide) {
+                    const ix now = ix_min(wide, vectors - i);
+                    if (places && (!r || twice)) {
+                        prefetch = T(prefetch_values)(p, t, block * p->block_k + stop + prefetched / bytes);
+                        prefetch.half = twice;
+                        prefetched += (stop - from) * now * size >> twice;
+                    }
+                    if (!T(sum_rows)(as_is ? dtype : NATIVE, m, now, w + r * w_stride, w_stride, v + i * size, v_stride,
+                                     as_is ? places : NULL, run, r && !twice ? &none : &prefetch, stop - from,
+                                     alpha + r, o + i * LANES, p->value_stride))
                         for (ix k = start + i; k < start + ix_min(i + wide, vectors); k++)
                             T(sum_nonfinite)(p, t, r, r + m, block, from, stop - from, k, alpha);
+                }
             }
         }
     }

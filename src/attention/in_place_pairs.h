@@ -14,7 +14,7 @@ INLINE int sum_pairs(const int rows, const int vectors, const float *w, ix w_str
     vf sum[TALL_ROWS][TILE_VECTORS], smallest = (vf)~(vfi){0};
     const float *w_rows[TALL_ROWS];
     UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w + r * w_stride;
-    rank1_f32(ROW_PAIRS, rows, vectors, w_rows, 1, v, v_stride, keys, prefetch, sum, &smallest);
+    rank1_f32(ROW_PAIRS, 0, rows, vectors, w_rows, 1, v, v_stride, NULL, 0, keys, prefetch, sum, &smallest);
     if (check == 2 && vf_subnormal_pairs(smallest)) return 0;    /* the product took them for 0 */
     return store_finite_f32(rows, vectors, alpha, sum, o, o_stride, check);
 }

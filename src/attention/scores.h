@@ -10,7 +10,7 @@
 INLINE void T(scores_tile)(const int pairs, const int rows, const int vectors, const REAL *const *q, const REAL *k,
                            ix depth, int first, unsigned tail, REAL *s, ix stride, VEC *peak) {
     VEC sum[TALL_ROWS][TILE_VECTORS];
-    T(rank1)(pairs ? PAIRS : NATIVE, rows, vectors, q, 1, (const char *)k, PANEL * sizeof(REAL), depth,
+    T(rank1)(pairs ? PAIRS : NATIVE, 0, rows, vectors, q, 1, (const char *)k, PANEL * sizeof(REAL), NULL, 0, depth,
              NULL, sum, NULL);
     if (!first)
         UNROLL for (int r = 0; r < rows; r++)

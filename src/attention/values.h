@@ -5,8 +5,8 @@
 INLINE void T(values_tile)(const int pairs, const int rows, const int vectors, const REAL *const *w, const REAL *v,
                            ix v_stride, ix keys, const REAL *alpha, REAL *o, ix o_stride) {
     VEC sum[TALL_ROWS][TILE_VECTORS];
-    T(rank1)(pairs ? PAIRS : NATIVE, rows, vectors, w, 1, (const char *)v, v_stride * sizeof(REAL), keys,
-             NULL, sum, NULL);
+    T(rank1)(pairs ? PAIRS : NATIVE, 0, rows, vectors, w, 1, (const char *)v, v_stride * sizeof(REAL), NULL, 0,
+             keys, NULL, sum, NULL);
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) {
             REAL *x = o + r * o_stride + i * LANES;

@@ -12,6 +12,7 @@ enum {
                                             because rounding errors grow with the length of a chain */
     FUSED_DEPTH = 128,                   /* deepest heads of the fused path: a strip of queries is 8 KB */
     FUSED_KEYS = 512,                    /* longest kv_len that is fused: 15 % faster than packed at 32 rows; 64: 4 % */
+    SHORT_RUN = 8,                       /* values whose rows follow in shorter runs are copied to L1 for the sums */
     GATHER_AHEAD = 32,                   /* keys by which rows that follow from no stride are prefetched ahead */
     PREFETCH_BYTES = 16384               /* distance of prefetches of keys and values in place; 8 KB: 5 % slower */
 };

@@ -87,6 +87,15 @@ typedef struct {
 /* The row of `key` and `value` in which a key lies. */
 static inline ix row_of_key(const Task *t, ix key) { return t->key_rows ? t->key_rows[key] : key; }
 
+/* The rows of keys first .. first + n in runs, as pages have them: the largest power of two, up to n, whose multiples
+ * cut them into consecutive rows. */
+static inline ix run_of_rows(const Task *t, ix first, ix n) {
+    const int64_t *rows = t->key_rows + first;
+    ix cuts = 0;
+    for (ix i = 1; i < n; i++) cuts |= rows[i] == rows[i - 1] + 1 ? 0 : i;
+    return cuts ? cuts & -cuts : n;
+}
+
 /* The position of a key. */
 static inline int64_t position_of(const Params *p, const Task *t, ix key) {
     return integer_at(t->k_positions + key * p->k_positions.col);
