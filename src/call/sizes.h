@@ -14,6 +14,7 @@ enum {
     FUSED_KEYS = 512,                    /* longest kv_len that is fused: 15 % faster than packed at 32 rows; 64: 4 % */
     SHORT_RUN = 8,                       /* values whose rows follow in shorter runs are copied to L1 for the sums */
     GATHER_AHEAD = 32,                   /* keys by which rows that follow from no stride are prefetched ahead */
+    PACK_CHUNKS = 4,                     /* chunks of values packed together: L1 holds few lines a power of two apart */
     PREFETCH_BYTES = 16384               /* distance of prefetches of keys and values in place; 8 KB: 5 % slower */
 };
 

@@ -11,38 +11,58 @@ INLINE void T(find_rows)(const Task *t, const char *rows, ix row, ix key, ix val
     }
 }
 
-/* Packs keys first .. first + n of a kv head into panels [panel][depth][PANEL]. */
-static void T(pack_keys)(const Params *p, const Task *t, ix first, ix n, REAL *dst) {
+/* Transposes LANES keys by LANES depths from d on, contiguous elements of a dtype, into a panel. */
+INLINE void T(pack_square)(const int dtype, const char *const *at, ix d, REAL *panel) {
+    VEC square[LANES];
+    UNROLL for (int i = 0; i < LANES; i++) square[i] = T(load_as)(dtype, at[i] + d * T(element_size)(dtype));
+    V(transpose)(square);
+    UNROLL for (int i = 0; i < LANES; i++) V(store)(panel + i * PANEL, square[i]);
+}
+
+/* The same for `keys` keys by `width` depths of any dtype and stride, times their scales unless NULL. */
+static void T(pack_part)(const Array *a, const char *const *at, ix d, const float *scale, ix keys, ix width,
+                         REAL *panel) {
+    const int in_place = a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && width == LANES;
+    VEC square[LANES];
+    for (ix i = 0; i < LANES; i++) {
+        const char *src = at[i] + d * a->col;
+        REAL line[LANES] = {0};
+        if (i < keys && !in_place) T(load_row)(src, a->col, a->dtype, width, line);
+        square[i] = V(loadu)(i < keys && in_place ? (const REAL *)src : line);
+        if (i < keys && scale) square[i] *= V(set1)((REAL)scale[i]);
+    }
+    V(transpose)(square);
+    for (ix i = 0; i < width; i++) V(store)(panel + i * PANEL, square[i]);
+}
+
+/* Packs keys first .. first + n of a kv head into panels [panel][depth][PANEL]. `dtype` is that of contiguous keys
+ * without scales, else NATIVE. Hardware prefetchers do not follow as many streams as a square has rows. */
+INLINE void T(pack_panels)(const int dtype, const Params *p, const Task *t, ix first, ix n, REAL *dst) {
     const Array *a = &p->key;
-    const float *scale = t->key_scale;
+    const float *scale = t->key_scale ? t->key_scale + first : NULL;
     const char *at[LANES], *ahead[LANES];
-    ix depth = p->head_dim;
-    int contiguous = a->dtype == NATIVE && a->col == (ix)sizeof(REAL);
+    const ix depth = p->head_dim, size = T(element_size)(dtype);
+    const int contiguous = a->dtype == dtype && a->col == size && !scale;
     for (ix j = 0; j < n; j += LANES) {
         REAL *panel = dst + (j / PANEL) * PANEL * depth + j % PANEL;
-        ix valid = ix_min(LANES, n - j);
+        const ix valid = ix_min(LANES, n - j);
         T(find_rows)(t, t->key, a->row, first + j, valid, at, ahead);
-        for (ix d = 0; d < depth; d += LANES) {
-            ix width = ix_min(LANES, depth - d);
-            VEC square[LANES];
-            for (ix i = 0; i < LANES; i++) {
-                const char *src = at[i] + d * a->col;
-                /* Hardware prefetchers do not follow 16 streams. */
-                __builtin_prefetch(ahead[i] + d * a->col);
-                if (i >= valid) square[i] = V(set1)(0);
-                else if (contiguous && width == LANES) square[i] = V(loadu)((const REAL *)src);
-                else {
-                    REAL line[LANES] = {0};
-                    T(load_row)(src, a->col, a->dtype, width, line);
-                    square[i] = V(loadu)(line);
-                    if (scale) square[i] *= V(set1)((REAL)scale[first + j + i]);
-                }
-            }
-            V(transpose)(square);
-            for (ix i = 0; i < width; i++) V(store)(panel + (d + i) * PANEL, square[i]);
+        for (ix d = 0; d < depth; d += LANES, panel += LANES * PANEL) {
+            if (!contiguous || d * size % 64 == 0)
+                for (ix i = 0; i < LANES; i++) __builtin_prefetch(ahead[i] + d * a->col);
+            if (contiguous && valid == LANES && d + LANES <= depth) T(pack_square)(dtype, at, d, panel);
+            else T(pack_part)(a, at, d, scale ? scale + j : NULL, valid, ix_min(LANES, depth - d), panel);
         }
     }
     /* Columns after the last vector of keys stay unset: tiles are whole vectors, so none reads them. */
+}
+
+static void T(pack_keys)(const Params *p, const Task *t, ix first, ix n, REAL *dst) {
+#if REAL_BITS == 32
+    if (p->key.dtype == F16) { T(pack_panels)(F16, p, t, first, n, dst); return; }
+    if (p->key.dtype == BF16) { T(pack_panels)(BF16, p, t, first, n, dst); return; }
+#endif
+    T(pack_panels)(NATIVE, p, t, first, n, dst);
 }
 
 /* Values are packed in chunks of whole vectors, whose widths differ by at most one vector. */
@@ -100,12 +120,42 @@ INLINE VINT T(pack_chunk)(const int contiguous, const Array *a, const char *src,
     return large;
 }
 
-static void T(pack_values)(const Params *p, const Task *t, ix first, ix n, Packed kv) {
+/* Packs whole chunks, contiguous elements of a dtype, row by row: reads memory in address order (512 values of 64
+ * float32 on Zen 4: 12 cycles per line from memory instead of 30, 5.5 from L3 instead of 8). */
+INLINE VINT T(pack_rows)(const int dtype, const Array *a, const char *src, ix n, ix chunks, REAL *dst) {
+    const ix bytes = PANEL * T(element_size)(dtype);
+    VINT large = {0};
+    for (ix j = 0; j < n; j++, src += a->row, dst += PANEL)
+        for (ix c = 0; c < chunks; c++) {
+            const char *x = src + c * bytes;
+            for (ix i = 0; i < bytes; i += 64) __builtin_prefetch(x + 16 * a->row + i);
+            UNROLL for (int v = 0; v < TILE_VECTORS; v++) {
+                VEC y = T(load_as)(dtype, x + v * (bytes / TILE_VECTORS));
+                large |= ~((VEC)((VINT)y & MAGNITUDE) < V(set1)(LARGEST));
+                V(store)(dst + c * n * PANEL + v * LANES, y);
+            }
+        }
+    return large;
+}
+
+/* The same for all chunks of a block, PACK_CHUNKS at a time. */
+INLINE VINT T(pack_whole_chunks)(const int dtype, const Params *p, const char *src, ix n, REAL *dst) {
+    const ix bytes = PANEL * T(element_size)(dtype), chunks = T(chunks)(p);
+    VINT large = {0};
+    for (ix c = 0, m; c < chunks; c += m) {
+        m = ix_min(PACK_CHUNKS, chunks - c);
+        large |= T(pack_rows)(dtype, &p->value, src + c * bytes, n, m, dst + c * n * PANEL);
+    }
+    return large;
+}
+
+/* Any values: rows that follow from no stride, partial chunks, other strides and dtypes, scales. */
+static VINT T(pack_chunks)(const Params *p, const Task *t, ix first, ix n, REAL *packed) {
     const Array *a = &p->value;
     const float *scale = t->value_scale ? t->value_scale + first : NULL;
     /* All chunks of a few rows at a time where these are prefetched as whole rows. */
     const ix step = t->key_rows ? GATHER_AHEAD : n;
-    VINT large = {0}, none = {0};
+    VINT large = {0};
     for (ix j = 0, m; j < n; j += m) {
         const int64_t *rows = t->key_rows ? t->key_rows + first + j : NULL;
         const char *values = t->value + (rows ? 0 : first * a->row);
@@ -115,7 +165,7 @@ static void T(pack_values)(const Params *p, const Task *t, ix first, ix n, Packe
             ix from = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - from;
             ix valid = ix_min(vectors * LANES, p->value_dim - from * LANES);
             const char *src = values + from * LANES * a->col;
-            REAL *dst = (REAL *)kv.values + from * LANES * n + j * vectors * LANES;
+            REAL *dst = packed + from * LANES * n + j * vectors * LANES;
             if (a->dtype == NATIVE && a->col == (ix)sizeof(REAL) && valid == vectors * LANES)
                 large |= T(pack_chunk)(1, a, src, rows, NULL, m, valid, vectors, t->line, dst);
             else {
@@ -124,6 +174,21 @@ static void T(pack_values)(const Params *p, const Task *t, ix first, ix n, Packe
             }
         }
     }
+    return large;
+}
+
+static void T(pack_values)(const Params *p, const Task *t, ix first, ix n, Packed kv) {
+    const Array *a = &p->value;
+    const char *src = t->value + first * a->row;
+    const int whole = !t->key_rows && !t->value_scale && p->value_dim % PANEL == 0
+        && a->col == T(element_size)(a->dtype);
+    VINT large, none = {0};
+    if (whole && a->dtype == NATIVE) large = T(pack_whole_chunks)(NATIVE, p, src, n, kv.values);
+#if REAL_BITS == 32
+    else if (whole && a->dtype == F16) large = T(pack_whole_chunks)(F16, p, src, n, kv.values);
+    else if (whole && a->dtype == BF16) large = T(pack_whole_chunks)(BF16, p, src, n, kv.values);
+#endif
+    else large = T(pack_chunks)(p, t, first, n, kv.values);
     if (memcmp(&large, &none, sizeof none)) T(exclude_nonfinite)(p, n, kv);
 }
 
