@@ -127,6 +127,7 @@ cdef extern from "kernels.h" nogil:
 
     ctypedef struct Sizes:
         Py_ssize_t max_block_k, min_block_k, split_k, few_rows, block_q, task_share, keep_share, own_share, part_rows
+        Py_ssize_t long_part_rows
 
     const Sizes SIZES
 

@@ -143,17 +143,19 @@ cdef Py_ssize_t parts_of_head(const Params* p, const Format* f) noexcept nogil:
 
     A head whose rows fit in L2 beside a block of keys (without the rarely used sums of nonfinite values) is one task,
     if the heads divide evenly enough among the threads; else it is equal parts, if these are long enough to repay
-    packing.
+    packing. Packed keys beyond SHARED_BYTES would come from memory once for each task, so short parts repay it too.
     """
     cdef Py_ssize_t heads = p.batches * p.kv_heads, threads = p.n_threads, parts = 1
     cdef Py_ssize_t row = ix_max(((p.depth_stride if p.copy_queries else 0) + p.value_stride) * f.real, ROW_STATE)
+    cdef Py_ssize_t own = share_of_l2(SIZES.own_share) - p.pack_bytes + p.key_products * f.real
     cdef bint even = (not p.causal and p.left < 0 and p.right < 0
                       and p.q_lengths.data == NULL and p.kv_lengths.data == NULL)
-    if p.rows * row + p.pack_bytes - p.key_products * f.real > share_of_l2(SIZES.own_share):
+    cdef bint beyond = p.k_blocks * p.pack_bytes > SHARED_BYTES
+    if p.rows * row > own and not beyond:
         return 0
-    while 20 * round_up(heads * parts, threads) > 21 * heads * parts:
+    while 20 * round_up(heads * parts, threads) > 21 * heads * parts or p.rows * row > own * parts:
         parts += 1
-        if not even or p.rows < SIZES.part_rows * parts:
+        if not even or p.rows < (SIZES.long_part_rows if beyond else SIZES.part_rows) * parts:
             return 0
     return parts
 

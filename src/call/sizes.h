@@ -30,7 +30,8 @@ typedef struct {
     ix task_share;                       /* or as many as fit queries and sums into this share (in 64ths) of L2 */
     ix keep_share;                       /* share for the scores that a task keeps for dense weights */
     ix own_share;                        /* share for rows and block of a task that packs for itself: a head, */
-    ix part_rows;                        /* or a part of a head with at least this number of rows */
+    ix part_rows;                        /* or a part of a head with at least this number of rows, */
+    ix long_part_rows;                   /* or with this one, if the packed head is longer than SHARED_BYTES */
 } Sizes;
 
 static const Sizes SIZES = {
@@ -44,6 +45,7 @@ static const Sizes SIZES = {
     .keep_share = 24,                    /* 12: 2 to 7 % slower with dense weights; 48: within 3 % */
     .own_share = 72,                     /* half of it: 1,16,2048,2048,64 3 % slower, float64 5 % */
     .part_rows = 512,                    /* one head of 1,024 rows: 256 4 % slower, 1024 9 % */
+    .long_part_rows = 24,                /* packing a key takes as long as multiplying 9 rows by it */
 };
 
 /* Rows per register tile when the fewest possible tiles share n rows evenly. */

@@ -174,6 +174,17 @@ def test_a_head_is_cut_into_equal_parts(isa):
     assert causal.block_q == 138                 # 8 tasks of 22 or 23 groups of six
 
 
+def test_long_heads_are_cut_into_short_parts(isa):
+    """Keys that take more than 16 MB packed come from memory once for each part, instead of once for 24 rows."""
+    halves, causal, cached, few = (plan(128, 1, 1, kv_len, 576, 512, num_threads=threads, **options)
+                                   for kv_len, threads, options in (
+        (5000, 2, {}), (5000, 2, {"causal": True, "q_offset": 0}), (3000, 2, {}), (5000, 6, {})))
+    assert not halves.shared and 64 <= halves.block_q <= 66
+    assert causal.shared and cached.shared and few.shared
+    whole = plan(128, 1, 1, 5000, 576, 512, num_threads=1)
+    assert halves.block_k == whole.block_k and halves.splits == whole.splits == 1
+
+
 def test_few_rows_split_many_keys_by_their_number(isa):
     for kv_len in (1, 1000, 5000):
         assert plan(4, 2, 1, kv_len).splits == plan(4, 2, 1, kv_len, num_threads=2).splits
