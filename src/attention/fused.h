@@ -10,6 +10,9 @@
 /* Rows of n elements as the products read them: in place, or widened. */
 typedef struct { const char *at; ix row; } T(Rows);
 
+/* Keys of a tile of scores for one strip. */
+INLINE int T(fused_tile)(const int vectors) { return vectors == 1 || LANES < 8 ? LANES : GROUP_ROWS; }
+
 static T(Rows) T(rows_as_real)(const Array *a, const char *src, ix n, ix rows, REAL *wide) {
     if (a->dtype == NATIVE && a->col == (ix)sizeof(REAL)) return (T(Rows)){src, a->row};
     for (ix i = 0; i < rows; i++) T(load_row)(src + i * a->row, a->col, a->dtype, n, wide + i * n);
@@ -18,16 +21,16 @@ static T(Rows) T(rows_as_real)(const Array *a, const char *src, ix n, ix rows, R
 
 /* Packs the task's queries from r0 on into a strip [depth][row], and repeats the last one to fill it. Prefetches the
  * queries of the next head. */
-INLINE void T(pack_strip)(const Params *p, const Task *t, ix r0, REAL *dst) {
+INLINE void T(pack_strip)(const int vectors, const Params *p, const Task *t, ix r0, REAL *dst) {
     const ix next = p->heads_per_kv * p->query.head, size = T(element_size)(p->query.dtype);
-    const REAL *x[T(STRIP)];
-    const char *row[T(STRIP)];
-    for (ix i = 0; i < T(STRIP); i++) {
+    const REAL *x[T(MOST_VECTORS) * LANES];
+    const char *row[T(MOST_VECTORS) * LANES];
+    for (ix i = 0; i < vectors * LANES; i++) {
         ix r = ix_min(r0 + i, t->rows - 1);
         row[i] = row_address(t, &p->query, t->query, r);
         x[i] = p->copy_queries ? T(query_row)(p, row[i], P_(q) + r * p->depth_stride) : (const REAL *)row[i];
     }
-    for (ix i = 0; i < T(STRIP); i += LANES)
+    for (ix i = 0; i < vectors * LANES; i += LANES)
         for (ix d = 0; d < p->head_dim; d += LANES) {
             VEC square[LANES];
             UNROLL for (int k = 0; k < LANES; k++) {
@@ -35,47 +38,49 @@ INLINE void T(pack_strip)(const Params *p, const Task *t, ix r0, REAL *dst) {
                 __builtin_prefetch(row[i + k] + next + d * size);
             }
             V(transpose)(square);
-            UNROLL for (int k = 0; k < LANES; k++) V(store)(dst + (d + k) * T(STRIP) + i, square[k]);
+            UNROLL for (int k = 0; k < LANES; k++) V(store)(dst + (d + k) * vectors * LANES + i, square[k]);
         }
 }
 
-/* Computes scores [key][row] of a strip with the first `columns` keys (-inf where a row sees fewer) and row maxima. */
-INLINE void T(fused_scores)(const Params *p, T(Rows) keys, const REAL *q, ix columns, const VEC *stop, int full,
-                            Prefetch prefetch, REAL *s, VEC *peak) {
-    REAL line[LANES * FUSED_DEPTH] __attribute__((aligned(64)));
-    for (ix j = 0; j < columns; j += LANES) {
-        ix row = keys.row, valid = ix_min(LANES, columns - j);
-        const char *k = keys.at + j * row;
-        VEC sum[LANES][T(STRIP_VECTORS)];
-        if (valid < LANES) {
-            for (ix i = 0; i < LANES; i++)
-                memcpy(line + i * p->head_dim, k + ix_min(i, valid - 1) * row, p->head_dim * sizeof(REAL));
-            k = (const char *)line;
-            row = p->head_dim * (ix)sizeof(REAL);
-        }
-        T(rank1_lanes)(0, (const char *)q, T(STRIP) * sizeof(REAL), k, row, sizeof(REAL), p->head_dim,
-                       &prefetch, sum, NULL);
-        UNROLL for (int i = 0; i < LANES; i++)
-            UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++) {
+/* Computes scores [key][row] of a strip with the first `columns` keys (-inf where a row sees fewer), to a whole vector
+ * of keys, and row maxima. The last tile repeats keys of the one before; fewer keys than a tile are copied. */
+INLINE void T(fused_scores)(const int vectors, const Params *p, T(Rows) keys, const REAL *q, ix columns,
+                            const VEC *stop, int full, Prefetch prefetch, REAL *s, VEC *peak) {
+    const int tile = T(fused_tile)(vectors);
+    const ix strip = vectors * LANES, row_bytes = p->head_dim * (ix)sizeof(REAL);
+    REAL line[T(MOST_ROWS) * FUSED_DEPTH] __attribute__((aligned(64)));
+    const int few = columns < tile;
+    if (few && columns)
+        for (ix i = 0; i < tile; i++)
+            memcpy(line + i * p->head_dim, keys.at + ix_min(i, columns - 1) * keys.row, row_bytes);
+    for (ix j = 0; j < columns; j += tile) {
+        const ix first = few ? 0 : ix_min(j, columns - tile);
+        VEC sum[T(MOST_ROWS)][T(MOST_VECTORS)];
+        T(rank1_lanes)(0, tile, vectors, (const char *)q, strip * sizeof(REAL),
+                       few ? (const char *)line : keys.at + first * keys.row, few ? row_bytes : keys.row, sizeof(REAL),
+                       p->head_dim, &prefetch, sum);
+        UNROLL for (int i = 0; i < tile; i++)
+            UNROLL for (int v = 0; v < vectors; v++) {
                 VEC x = sum[i][v];
-                if (!full || valid < LANES)
-                    x = V(keep_bits)(x, V(above)(stop[v], V(set1)((REAL)(j + i))), V(set1)(-INFINITY));
+                if (!full || few)
+                    x = V(keep_bits)(x, V(above)(stop[v], V(set1)((REAL)(first + i))), V(set1)(-INFINITY));
                 peak[v] = V(max)(x, peak[v]);
-                V(store)(s + (j + i) * T(STRIP) + v * LANES, x);
+                V(store)(s + (first + i) * strip + v * LANES, x);
             }
     }
+    for (ix j = columns * strip; j < round_up(columns, LANES) * strip; j += LANES) V(store)(s + j, V(set1)(-INFINITY));
 }
 
 /* Turns scores into weights and sets the inverse of each row's sum, 0 for a row that sees no key. */
-INLINE void T(fused_softmax)(const Params *p, ix columns, const VEC *peak, REAL *s, REAL *inverse) {
+INLINE void T(fused_softmax)(const int vectors, const Params *p, ix columns, const VEC *peak, REAL *s, REAL *inverse) {
     const VEC c = V(set1)((REAL)p->exponent), zero = V(set1)(0);
-    UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++) {
+    UNROLL for (int v = 0; v < vectors; v++) {
         VEC sum[LANES], shift = V(keep_bits)(peak[v], V(above)(peak[v], V(set1)(-INFINITY)), zero);
         UNROLL for (int i = 0; i < LANES; i++) sum[i] = zero;
         for (ix j = 0; j < columns; j += LANES)
             for (ix i = 0; i < LANES; i += 2)
                 UNROLL for (int k = 0; k < 2; k++) {
-                    REAL *at = s + (j + i + k) * T(STRIP) + v * LANES;
+                    REAL *at = s + (j + i + k) * vectors * LANES + v * LANES;
                     VEC x = V(exp2)((V(load)(at) - shift) * c);
                     sum[i + k] += x;
                     V(store)(at, x);
@@ -86,62 +91,108 @@ INLINE void T(fused_softmax)(const Params *p, ix columns, const VEC *peak, REAL 
     }
 }
 
-/* Writes the output of rows r0 .. r0 + rows. Returns 0 if a sum is not finite, or a value so large that packing would
- * exclude it. */
-INLINE int T(fused_values)(const Params *p, const Task *t, T(Rows) values, ix r0, ix rows, ix columns, const REAL *w,
-                           const REAL *inverse, Prefetch prefetch) {
-    const int writes_out = T(writes_out_in_place)(p);
-    VEC largest = V(set1)(0), odd = V(set1)(0);
-    for (ix c = 0; c < p->value_dim; c += T(STRIP))
-        for (ix i0 = 0; i0 < rows; i0 += LANES) {
-            VEC sum[LANES][T(STRIP_VECTORS)];
-            T(rank1_lanes)(0, values.at + c * (ix)sizeof(REAL), values.row, (const char *)(w + i0), sizeof(REAL),
-                           T(STRIP) * sizeof(REAL), columns, &prefetch, sum, &largest);
-            UNROLL for (int i = 0; i < LANES; i++) {
-                if (i0 + i >= rows) break;
-                const ix r = r0 + i0 + i;
-                REAL *dst = (writes_out ? (REAL *)row_address(t, &p->out, t->out, r) : P_(o) + r * p->value_stride) + c;
-                UNROLL for (int k = 0; k < T(STRIP_VECTORS); k++) {
-                    odd += sum[i][k] - sum[i][k];
-                    V(storeu)(dst + k * LANES, sum[i][k] * V(set1)(inverse[i0 + i]) + V(set1)(0));
-                }
-            }
+/* Writes `vectors` vectors of columns from c on for `tile` rows, of which `rows` from row r of the task on exist; `w`
+ * are their weights, [key][strip]. Returns x - x summed over what it writes: 0, or NaN if a sum is not finite. */
+INLINE VEC T(fused_columns)(const int vectors, const int tile, const Params *p, const Task *t, T(Rows) values, ix c,
+                            ix r, ix rows, ix columns, const REAL *w, ix strip, const REAL *inverse,
+                            Prefetch *prefetch) {
+    VEC sum[T(MOST_ROWS)][T(MOST_VECTORS)], odd = V(set1)(0);
+    T(rank1_lanes)(0, tile, vectors, values.at + c * (ix)sizeof(REAL), values.row, (const char *)w, sizeof(REAL),
+                   strip * sizeof(REAL), columns, prefetch, sum);
+    UNROLL for (int i = 0; i < tile; i++) {
+        if (i >= rows) break;
+        REAL *dst = T(writes_out_in_place)(p) ? (REAL *)row_address(t, &p->out, t->out, r + i)
+                                              : P_(o) + (r + i) * p->value_stride;
+        UNROLL for (int k = 0; k < vectors; k++) {
+            odd += sum[i][k] - sum[i][k];
+            V(storeu)(dst + c + k * LANES, sum[i][k] * V(set1)(inverse[i]) + V(set1)(0));
         }
-    for (ix r = r0; r < r0 + rows && !writes_out; r++)
+    }
+    return odd;
+}
+
+/* Writes the output of rows r0 .. r0 + rows, a strip. Returns 0 if a sum is not finite. */
+INLINE int T(fused_values)(const Params *p, const Task *t, T(Rows) values, ix r0, ix rows, ix strip, ix columns,
+                           const REAL *w, const REAL *inverse, Prefetch prefetch) {
+    const ix each = rows_of_tile(rows);
+    VEC odd = V(set1)(0);
+    for (ix c = 0, vectors; c < p->value_dim; c += vectors * LANES) {
+        vectors = ix_min(T(WIDE), (p->value_dim - c) / LANES);
+        for (ix i = 0, n; i < rows; i += n) {
+#define COLUMNS(vectors, tile) odd += T(fused_columns)(vectors, tile, p, t, values, c, r0 + i, rows - i, columns, \
+                                                       w + i, strip, inverse + i, &prefetch)
+#define WIDE_COLUMNS(tile) COLUMNS(T(WIDE), tile)
+            n = ix_min(vectors == 1 ? LANES : each, rows - i);
+            if (T(WIDE) == 1 || vectors == 1) COLUMNS(1, LANES);
+            else ROW_CASES(n, WIDE_COLUMNS)
+#undef WIDE_COLUMNS
+#undef COLUMNS
+        }
+    }
+    for (ix r = r0; r < r0 + rows && !T(writes_out_in_place)(p); r++)
         T(store_row)(P_(o) + r * p->value_stride, p->value_dim, row_address(t, &p->out, t->out, r),
                      p->out.col, p->out.dtype);
-    return V(all_zero)(odd) && V(largest)(largest) < LARGEST;
+    return V(all_zero)(odd);
+}
+
+/* Whether the first n values are so small that packing would not exclude one (attention/nonfinite.h), NaN aside. */
+INLINE int T(all_small)(const Params *p, T(Rows) values, ix n) {
+    VEC largest = V(set1)(0), other = largest;          /* two chains: value_dim is a multiple of 8 */
+    for (const char *row = values.at; n > 0; n--, row += values.row)
+        for (ix c = 0; c < p->value_dim; c += T(STRIP)) {
+            const REAL *x = (const REAL *)row + c;
+            largest = V(max)((VEC)((VINT)V(loadu)(x) & MAGNITUDE), largest);
+            if (T(STRIP_VECTORS) == 2) other = V(max)((VEC)((VINT)V(loadu)(x + LANES) & MAGNITUDE), other);
+        }
+    return V(largest)(V(max)(largest, other)) < LARGEST;
+}
+
+typedef struct { T(Rows) key, value; } T(FusedHead);
+
+/* One strip of rows from r0 on; the head's rows see its first `seen` keys. The first strip prefetches the values and
+ * the next head's keys. Returns 0 if a value needs the unfused path. */
+INLINE int T(fused_strip)(const int vectors, const Params *p, const Task *t, T(FusedHead) head, ix r0, ix seen) {
+    enum { MOST = T(MOST_VECTORS) * LANES };
+    REAL q[FUSED_DEPTH * MOST] __attribute__((aligned(64))), inverse[MOST] __attribute__((aligned(64)));
+    REAL s[(FUSED_KEYS + T(MOST_ROWS)) * MOST] __attribute__((aligned(64))), stops[MOST] __attribute__((aligned(64)));
+    const Prefetch none = {0};
+    const ix strip = vectors * LANES, rows = ix_min(strip, t->rows - r0);
+    const ix key_bytes = p->head_dim * T(element_size)(p->key.dtype),
+        value_bytes = p->value_dim * T(element_size)(p->value.dtype);
+    ix columns = 0, fewest = FUSED_KEYS;
+    VEC peak[T(MOST_VECTORS)], stop[T(MOST_VECTORS)];
+    for (ix i = 0; i < strip; i++) {
+        ix sees = i < rows ? t->row[r0 + i].stop : 0;
+        columns = ix_max(columns, sees);
+        if (i < rows) fewest = ix_min(fewest, sees);
+        stops[i] = (REAL)sees;
+    }
+    UNROLL for (int v = 0; v < vectors; v++) peak[v] = V(set1)(-INFINITY), stop[v] = V(load)(stops + v * LANES);
+    T(pack_strip)(vectors, p, t, r0, q);
+    T(fused_scores)(vectors, p, head.key, q, columns, stop, fewest >= columns,
+                    r0 ? none : prefetch_from(&p->value, value_bytes, t->value), s, peak);
+    T(fused_softmax)(vectors, p, columns, peak, s, inverse);
+    /* Asked here, because the values have been prefetched by now. */
+    if (!r0 && !T(all_small)(p, head.value, seen)) return 0;
+    return T(fused_values)(p, t, head.value, r0, rows, strip, columns, s, inverse,
+                           r0 ? none : prefetch_from(&p->key, key_bytes, t->key + p->key.head));
 }
 
 /* Attention of the task's rows, whose keys are one block and one step of the weighted sum; returns 0 if a value needs
  * the unfused path. */
 STEP int T(attend_fused)(const Params *p, Task *t) {
-    REAL q[FUSED_DEPTH * T(STRIP)] __attribute__((aligned(64))), s[FUSED_KEYS * T(STRIP)] __attribute__((aligned(64)));
-    REAL inverse[T(STRIP)] __attribute__((aligned(64))), stops[T(STRIP)] __attribute__((aligned(64)));
-    const Prefetch none = {0};
     const ix keys = t->lengths.kv_length;
-    const ix key_bytes = p->head_dim * T(element_size)(p->key.dtype),
-        value_bytes = p->value_dim * T(element_size)(p->value.dtype);
     REAL *wide = t->wide;
-    const T(Rows) key = T(rows_as_real)(&p->key, t->key, p->head_dim, keys, wide);
-    const T(Rows) value = T(rows_as_real)(&p->value, t->value, p->value_dim, keys, wide + p->kv_len * p->head_dim);
-    for (ix r0 = 0; r0 < t->rows; r0 += T(STRIP)) {
-        ix rows = ix_min(T(STRIP), t->rows - r0), columns = 0, fewest = FUSED_KEYS;
-        VEC peak[T(STRIP_VECTORS)], stop[T(STRIP_VECTORS)];
-        for (ix i = 0; i < T(STRIP); i++) {
-            ix sees = i < rows ? t->row[r0 + i].stop : 0;
-            columns = ix_max(columns, sees);
-            if (i < rows) fewest = ix_min(fewest, sees);
-            stops[i] = (REAL)sees;
-        }
-        UNROLL for (int v = 0; v < T(STRIP_VECTORS); v++)
-            peak[v] = V(set1)(-INFINITY), stop[v] = V(load)(stops + v * LANES);
-        T(pack_strip)(p, t, r0, q);
-        const Prefetch values = r0 ? none : prefetch_from(&p->value, value_bytes, t->value);
-        const Prefetch next_head = r0 ? none : prefetch_from(&p->key, key_bytes, t->key + p->key.head);
-        T(fused_scores)(p, key, q, columns, stop, fewest >= columns, values, s, peak);
-        T(fused_softmax)(p, columns, peak, s, inverse);
-        if (!T(fused_values)(p, t, value, r0, rows, columns, s, inverse, next_head)) return 0;
+    const T(FusedHead) head = {
+        T(rows_as_real)(&p->key, t->key, p->head_dim, keys, wide),
+        T(rows_as_real)(&p->value, t->value, p->value_dim, keys, wide + p->kv_len * p->head_dim)};
+    ix seen = 0;
+    for (ix r = 0; r < t->rows; r++) seen = ix_max(seen, t->row[r].stop);
+    for (ix r = 0; r < t->rows;) {
+        const int wider = T(WIDE) * LANES == T(STRIP) || t->rows - r > T(STRIP);
+        const int small = wider ? T(fused_strip)(T(WIDE), p, t, head, r, seen) : T(fused_strip)(1, p, t, head, r, seen);
+        if (!small) return 0;
+        r += wider ? T(WIDE) * LANES : LANES;
     }
     return 1;
 }
