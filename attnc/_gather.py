@@ -94,7 +94,7 @@ def _rows_as_batch(a: Args, keys: np.ndarray, counts: np.ndarray | None) -> Args
         b.key, b.value = (np.broadcast_to(x, (*x.shape[:-3], heads, *x.shape[-2:])) for x in (b.key, b.value))
     b.q_offset = np.asarray(a.q_offset)[..., None] + rows
     b.q_lengths = None if a.q_lengths is None else (rows < a.q_lengths[..., None]).astype(np.int64)
-    b.kv_lengths = None if counts is None else counts.max(-1)
+    b.kv_lengths = None if counts is None else counts.max(-1, initial=0)
     if a.causal or a.window is not None or a.alibi_slopes is not None:
         b.k_positions = keys
         if a.k_positions is not None:

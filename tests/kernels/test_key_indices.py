@@ -107,6 +107,13 @@ def test_rows_without_keys(api, n):
     assert not empty.any()
 
 
+def test_no_heads(api):
+    query, key, value = (x[:, :0] for x in inputs(np.random.default_rng(0), (2,), 2, 2, 3, 9, 8))
+    for options in ({}, {"kv_lengths": 5}):
+        for lists in (np.zeros((2, 0, 3, 4), int), np.full((2, 1, 3, 4), -1)):
+            assert api.attention(query, key, value, key_indices=lists, **options).shape == (2, 0, 3, 8)
+
+
 def test_two_axes(api):
     query, key, value = (x[0, 0] for x in inputs(np.random.default_rng(0), (1,), 1, 1, 3, 9, 8))
     lists = np.array([[1, 4, -1], [0, 0, 0], [-1, -1, -1]])
