@@ -36,9 +36,9 @@ def attend(a: Args, output: np.ndarray, wanted: dict[str, np.ndarray], key_rows:
         for first in range(0, a.q_len, step):
             rows = slice(first, min(first + step, a.q_len))
             some = part(a, heads=group, rows=rows)
-            some.value, its = a.value, key_rows
+            some.key, some.value, its = a.key, a.value, key_rows       # whole: key_rows may name any row
             if calls > 1:
-                some.value = a.value[..., i:i + 1, :, :]
+                some.key, some.value = a.key[..., i:i + 1, :, :], a.value[..., i:i + 1, :, :]
                 its = None if key_rows is None else key_rows[..., i:i + 1, :] if key_rows.shape[-2] > 1 else key_rows
             _attend(some, output[..., group, rows, :], {name: x[..., group, rows] for name, x in results.items()}, its)
 
@@ -69,6 +69,8 @@ def _used(a: Args) -> tuple[np.ndarray, np.ndarray | None]:
     """The keys of each row (..., q_len, heads, n), and how many of the first of them count (None: all)."""
     assert a.key_indices is not None
     keys = a.key_indices.swapaxes(-2, -3)
+    if a.kv_len == 0:
+        keys = keys[..., :0]        # all are -1, and options over keys have no element to pick
     n = keys.shape[-1]
     unused = np.count_nonzero(keys < 0, -1) if n and (keys[..., 0] < 0).any() else None
     if unused is None and a.kv_lengths is None:

@@ -1,5 +1,5 @@
-/* backward.h (template over REAL; after attention/gradients.h, attention/relative_gradients.h, attention/forward.h): the
- * loops of the gradients: blocks of rows against blocks of keys. */
+/* backward.h (template over REAL; after attention/gradients.h, attention/relative_gradients.h, attention/forward.h):
+ * the loops of the gradients: blocks of rows against blocks of keys. */
 
 /* Computes a group's scores and products of grad_out and value; returns 0 if the group sees no key of the block. */
 INLINE int T(gradient_products)(const Params *p, const Gradients *g, Task *t, ix r, ix n, ix block, int want,

@@ -1,7 +1,7 @@
 /* tables.h: the tables of content-relative terms: which rows an index names, and where packed tables lie.
  *
- * The score of row i and key j has query_i . relative_key[x] and relative_query[x] . key_j besides, with the table row x
- * that relative_index names for j - i. Tables are packed once for a call, in its memory. */
+ * The score of row i and key j has query_i . relative_key[x] and relative_query[x] . key_j besides, with the table row
+ * x that relative_index names for j - i. Tables are packed once for a call, in its memory. */
 #ifndef ATTNC_TABLES_H
 #define ATTNC_TABLES_H
 

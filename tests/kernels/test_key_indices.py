@@ -103,8 +103,17 @@ def test_rows_without_keys(api, n):
     assert not got.output.any() and (got.lse == -np.inf).all() and not got.weights.any() and (got.argmax == -1).all()
     sunk = api.attention(query, key, value, key_indices=lists, sinks=np.arange(4.0), want="lse")
     assert (sunk.lse == np.arange(4)[:, None]).all() and not sunk.output.any()
-    empty = api.attention(query, key[..., :0, :], value[..., :0, :], key_indices=lists)
-    assert not empty.any()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("key_indices", "kv_lengths")])
+def test_no_keys_beside_every_other_option(api, name, seed):
+    random = np.random.default_rng(seed)
+    query, key, value = inputs(random, (2,), 4, 2, 3, 0, 8)
+    other = some_option(name, random, (2,), 4, 3, 0, 8)
+    if name == "k_positions":
+        other |= {"causal": True, "alibi_slopes": np.array([0.1, 0.2, 0.0, 0.5])}
+    got = api.attention(query, key, value, key_indices=np.full((2, 1, 3, 5), -1), want=("lse", "argmax"), **other)
+    assert not got.output.any() and (got.argmax == -1).all()
 
 
 def test_no_heads(api):
@@ -170,14 +179,16 @@ def test_packed_sequences_have_a_list_each(api, seed):
 
 def test_pages_have_the_bits_of_the_tokens(isa, seed):
     random = np.random.default_rng(seed)
-    query, pages = normal(random, (7, 4, 16)), [normal(random, (6, 8, 2, n)) for n in (16, 24)]
-    table = np.array([[4, 0, 2], [1, 5, -1]])
-    lists = [drawn(random, 4, 3, 20, 9, ()), drawn(random, 1, 4, 9, 5, ())]
-    got = attnc.attention_varlen(query, *pages, [0, 3, 7], block_table=table, kv_lengths=[20, 9], key_indices=lists,
+    query, pages = normal(random, (11, 4, 16)), [normal(random, (6, 8, 2, n)) for n in (16, 24)]
+    table, lengths, ends = np.array([[4, 0, 2], [1, 5, -1], [3, -1, -1], [-1, -1, -1]]), [20, 9, 1, 0], [0, 3, 7, 9, 11]
+    lists = [drawn(random, 4, 3, 20, 9, ()), drawn(random, 1, 4, 9, 5, ()), np.zeros((4, 2, 3), int),
+             np.full((1, 2, 3), -1)]
+    got = attnc.attention_varlen(query, *pages, ends, block_table=table, kv_lengths=lengths, key_indices=lists,
                                  want="lse")
-    tokens = [np.concatenate([x[table[0]].reshape(24, 2, -1)[:20], x[table[1, :2]].reshape(16, 2, -1)[:9]])
+    tokens = [np.concatenate([x[row].reshape(24, 2, -1)[:n] for row, n in zip(table, lengths, strict=True)])
               for x in pages]
-    assert_same_bits(got, attnc.attention_varlen(query, *tokens, [0, 3, 7], [0, 20, 29], key_indices=lists, want="lse"))
+    bounds = np.concatenate(([0], np.cumsum(lengths)))
+    assert_same_bits(got, attnc.attention_varlen(query, *tokens, ends, bounds, key_indices=lists, want="lse"))
 
 
 @pytest.mark.parametrize("lists, error, words", [
