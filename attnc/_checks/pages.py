@@ -46,17 +46,17 @@ def open_pages(
     table = as_array("block_table", block_table)
     if table.ndim != 2 or len(table) != sequences:
         raise ValueError(f"block_table has shape {table.shape}; wanted (sequences, pages) = ({sequences}, pages)")
-    table = integers("block_table", table)
     lengths = _whole("kv_lengths", kv_lengths, 0)
     check_fits("kv_lengths", lengths.shape, (sequences,), "(sequences,)", exact=1)
     for i in np.flatnonzero(lengths > table.shape[1] * page)[:1]:
         raise ValueError(f"kv_lengths is {lengths[i]} for sequence {i}, which has {table.shape[1]} pages of {page} in "
                          "block_table; wanted no more than they hold")
     used = np.arange(table.shape[1]) < -(-lengths // page)[:, None]
+    # before the range is checked: -1 behind the last page may be 2**64 - 1 of uint64
+    table = integers("block_table", np.where(used, table, np.zeros((), table.dtype)))
     for i, j in np.argwhere(used & ((table < 0) | (table >= n_pages)))[:1]:
         raise ValueError(f"block_table names page {table[i, j]} for tokens from {j * page} of sequence {i}, which has "
                          f"{lengths[i]}; wanted from 0 to {n_pages - 1}, as key has {n_pages} pages")
-    table = np.where(used, table, 0)
     return *_as_rows(given["key"], given.get("value"), table), lengths
 
 

@@ -100,6 +100,8 @@ def varlen_args(
     With `shared`, sequences share calls where none has arrays of its own and no more than the lse is wanted.
     """
     _check_axes("query", query)
+    inputs = {"query": query, "key": key, "value": value, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+              "block_table": block_table, "kv_lengths": kv_lengths}
     pages = None
     if block_table is not None:
         _, q_lengths = _sequences("cu_seqlens_q", cu_seqlens_q, len(as_array("query", query)), "query")
@@ -152,7 +154,7 @@ def varlen_args(
     if not shared or given.keys() & {*RAGGED, *OF_TOKENS} or set(a.want) - {"lse"}:
         v.each = list(v.alone(in_place=shared))
     if a.out is not None:
-        check_apart(a.out, {"alibi_slopes": a.alibi_slopes, "q_offset": a.q_offset} | tables
+        check_apart(a.out, inputs | {"alibi_slopes": a.alibi_slopes, "q_offset": a.q_offset} | tables
                     | {name: given[name] for name in given.keys() & OF_TOKENS.keys()}
                     | {f"{name} of sequence {i}": x for name in given.keys() & set(RAGGED)
                        for i, x in enumerate(given[name])})

@@ -253,6 +253,26 @@ def test_errors(module, error, change, words):
 
 
 @pytest.mark.parametrize("module", [attnc, reference], ids=["attnc", "reference"])
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "block_table", "kv_lengths", "key", "value", "Fortran key"])
+def test_out_shares_no_memory_with_pages_or_where_they_are(module, name):
+    memory = np.zeros(512)
+    order, name = "F" if name.startswith("Fortran") else "C", name.split()[-1]
+    if np.ndim(GIVEN[name]) == 4:
+        own = memory.reshape(PAGES.shape, order=order)      # in Fortran order, pages are copied
+    else:
+        own = memory.view(np.int64)[:np.size(GIVEN[name])].reshape(np.shape(GIVEN[name]))
+        own[...] = GIVEN[name]
+    with pytest.raises(ValueError, match=f"out shares memory with {name}; wanted"):
+        module.attention_varlen(**{**GIVEN, name: own, "out": memory[:160].reshape(5, 4, 8)})
+
+
+@pytest.mark.parametrize("filler", [np.int8(-1), np.uint64(2**64 - 1), np.int64(-2**63), np.uint8(255)])
+def test_any_filler_behind_the_last_page(api, filler):
+    table = np.array([[0, 7], [1, filler]], filler.dtype)
+    assert not api.attention_varlen(**{**GIVEN, "block_table": table}).any()
+
+
+@pytest.mark.parametrize("module", [attnc, reference], ids=["attnc", "reference"])
 def test_pages_have_no_gradients(module):
     lse = np.zeros((4, 5))
     given = {**GIVEN, "grad_output": GIVEN["query"], "output": GIVEN["query"], "lse": lse, "cu_seqlens_k": None}
