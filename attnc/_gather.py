@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _call
 from ._checks import Args
-from .weights._slices import part
+from ._slices import part
 
 ELEMENTS = 1 << 22      # of a gathered option, or of lists, in one call of the kernels
 OVER_KEYS = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "q_segments")

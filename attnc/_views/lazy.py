@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._slices import part
 from .._types import ArrayLike, Progress, Reduced
-from ..weights._slices import part
 from ..weights._sweeps import Steps
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import numpy as np
 from .._checks import Args
 from .._checks.index import check_index
 from .._checks.weights import check_distance
+from .._slices import part
 from .._types import Array, Progress, Report
 from ..results import TopKeys
 from . import _operands, _places, _sweeps
-from ._slices import part
 from ._sweeps import Steps
 
 ALL = slice(None)

@@ -10,9 +10,9 @@ import numpy as np
 from .. import _call
 from .._checks import Args
 from .._checks import weights as checks
+from .._slices import part
 from .._types import Array, ArrayLike, Progress
 from . import _sweeps
-from ._slices import part
 from ._sweeps import COLUMNS, Steps
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from .. import _call
 from .._checks import Args, attention_args
 from .._checks import weights as checks
 from .._checks.index import check_index
+from .._slices import part
 from .._types import Array, ArrayLike, HeadsReduced, Progress, Report, Rows
 from . import _operands, _places, _pooling, _sweeps
 from ._blocks import Blocks
 from ._held import ALL, Held
 from ._keys import bin_labels, over_heads
 from ._products import Transposed, members
-from ._slices import part
 from ._sweeps import Steps
 
 COLUMNS = 64                # columns per sweep

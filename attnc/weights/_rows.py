@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from .._checks import weights as checks
+from .._slices import part
 from .._types import Array, ArrayLike, Integers, Progress, Rows
 from ..results import TopKeys
 from . import _sweeps
 from ._held import Held
 from ._products import is_empty, times
-from ._slices import part
 
 ROW_BLOCK = 1024     # rows per step of `lost_mass`, where its mask and that of the weights must be joined
 

@@ -9,6 +9,7 @@ import numpy as np
 from .._checks import Args, attention_args, check_lse
 from .._checks import weights as checks
 from .._checks.spellings import hides_unknown, unexpected
+from .._slices import one_head
 from .._types import Array, ArrayLike, BlockMask, DTypeLike, Layout, Progress, Sign, Window
 from ..results import WeightsSummary
 from . import _operands, _products, _sweeps
@@ -17,7 +18,6 @@ from ._heads import Heads
 from ._keys import KeyStatistics
 from ._relevance import Relevance
 from ._rows import RowStatistics
-from ._slices import one_head
 
 ALL = slice(None)
 # Every option that decides which keys a row may see.

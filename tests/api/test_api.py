@@ -140,7 +140,7 @@ print(*sorted(set(sys.modules) - before))
 
 # Who may import whom: what a module knows of the others. A module not named here is a fast function.
 
-FAST = {"_call", "_checks", "_isa", "_lock", "_norms", "attention", "masks", "results", "threads"}
+FAST = {"_call", "_checks", "_gather", "_isa", "_lock", "_norms", "attention", "masks", "results", "threads"}
 MAY_IMPORT = {
     "_checks": {"_checks"},
     "masks": {"_checks"},
@@ -156,12 +156,14 @@ MAY_IMPORT = {
     "pages": {*FAST, "_rows", "varlen", "weights"},
     "threads": {"_checks", "_isa"},
     "_call": {"_checks", "_isa", "threads"},
+    "_gather": {"_call", "_checks", "_slices"},
+    "_slices": {"_checks"},
     "config": {"_cpu", "_isa", "threads"},
     "testing": {"_checks", "masks", "reference", "results"},
     "datasets": set(),
-    "weights": {"_call", "_checks", "_isa", "_views", "results", "weights"},
+    "weights": {"_call", "_checks", "_isa", "_slices", "_views", "results", "weights"},
     "_files": set(),
-    "_views": {"_checks", "_files", "_views", "weights"},
+    "_views": {"_checks", "_files", "_slices", "_views", "weights"},
     "plot": {"_checks", "_views", "attention", "plot"},
 }
 TOP = {"__init__", "__main__", "bench", "integrations"}     # may import anything; no module imports them

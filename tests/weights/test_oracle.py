@@ -6,9 +6,9 @@ from checking import inputs
 from weighing import Twins
 
 import attnc
-from attnc import backward, reference
+from attnc import _slices, backward, reference
 from attnc.testing import assert_within
-from attnc.weights import _blocks, _keys, _slices
+from attnc.weights import _blocks, _keys
 
 SIZES = (2,), 4, 2, 7, 11, 8, 8        # two groups of two heads
 

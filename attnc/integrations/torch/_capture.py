@@ -12,7 +12,7 @@ import torch
 
 from ... import AttentionWeights
 from ..._checks import integer
-from ...weights._slices import part, some_heads
+from ..._slices import part, some_heads
 from . import _calls, _names
 from ._asked import BESIDE, STATISTICS, Heads, Layer, Place, What, asked, bin_counts, head_list, layer_list, row_slice
 from ._records import AttentionRecord, Records

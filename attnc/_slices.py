@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .._checks import Args
-from .._checks.options import keys_within, overlapping_rows
+from ._checks import Args
+from ._checks.options import keys_within, overlapping_rows
 
 ALL = slice(None)
 
