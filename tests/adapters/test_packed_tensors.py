@@ -125,7 +125,6 @@ def test_the_output_has_the_lengths_of_the_query():
 
 
 @pytest.mark.parametrize("error, change, words", [
-    (ValueError, {"query": torch.zeros(5, 4, 3, 8)}, "query must be a dense tensor|key must be a dense tensor"),
     (ValueError, {"attn_mask": torch.ones(1)}, "attn_mask was given with jagged tensors"),
     (ValueError, {"dropout_p": 0.5}, "no dropout"),
     (ValueError, {"key": "2 heads", "value": "2 heads"}, "query has 4 heads, key has 2; .* enable_gqa=True"),
@@ -155,6 +154,15 @@ def test_what_is_wanted_of_jagged_tensors_and_their_gradients():
         adapter.attention(*given, alibi_slopes=torch.ones(4, requires_grad=True))
     with pytest.raises(TypeError, match="out"):
         adapter.attention(*given, out=given[0])
+
+
+@pytest.mark.parametrize("function", [adapter.attention, adapter.scaled_dot_product_attention])
+@pytest.mark.parametrize("i, name", list(enumerate(["query", "key", "value"])))
+def test_a_dense_tensor_among_jagged_ones_is_named(function, i, name):
+    given = list(nested(*qkv()))
+    given[i] = torch.zeros(4, 2, 3, 8)
+    with pytest.raises(ValueError, match=f"{name} must be a jagged tensor as the others are, got a dense tensor"):
+        function(*given)
 
 
 def packed_inputs(lengths=SAME, positions=True):

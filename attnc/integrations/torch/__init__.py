@@ -74,7 +74,7 @@ def scaled_dot_product_attention(
     """
     if dropout_p != 0:
         raise ValueError(f"attnc has no dropout: dropout_p must be 0, got {dropout_p}")
-    if _packed.is_jagged(query, key, value):
+    if any([_packed.is_jagged(x) for x in (query, key, value)]):
         given = packed_options(query, key, attn_mask, is_causal, scale, enable_gqa)
         return _packed.jagged(query, key, value, (), given)
     *operands, options = arguments_of(query, key, value, attn_mask, is_causal, scale, enable_gqa)
@@ -119,7 +119,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, wa
     """
     if "out" in options:
         raise TypeError("attention on tensors has no option out")
-    if _packed.is_jagged(query, key, value):
+    if any([_packed.is_jagged(x) for x in (query, key, value)]):
         return _packed.jagged(query, key, value, want, options)
     check(query, key, value)
     for name, x in options.items():

@@ -33,7 +33,8 @@ def packed_options(query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tens
     """Options of `attnc.attention_varlen` for a call of torch's with jagged tensors (batch, heads, lengths, dim)."""
     if attn_mask is not None:
         raise ValueError("attn_mask was given with jagged tensors; wanted it left out")
-    if query._ragged_idx == key._ragged_idx == 2 and query.shape[1] != key.shape[1] and not enable_gqa:
+    jagged = [getattr(x, "_ragged_idx", None) for x in (query, key)]      # None: a dense tensor, refused later
+    if jagged == [2, 2] and query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(f"query has {query.shape[1]} heads, key has {key.shape[1]}; wanted equally many, "
                          "or enable_gqa=True")
     return {"scale": scale, "causal": is_causal, "q_offset": 0 if is_causal else None}
