@@ -17,6 +17,9 @@ def all_calls(seed=0, q_len=30, kv_len=90, dtype="float32", steep=1):
     weights = attnc.attention_weights(query, key)
     tokens = [x[0].swapaxes(0, 1) for x in (query, key, value)]
     bounds = [0, q_len // 3, q_len], [0, kv_len // 2, kv_len]
+    lists = random.integers(-1, kv_len, (4, q_len, 8))
+    table = random.standard_normal((4, 5, 16))
+    terms = dict(relative_index=np.arange(q_len + kv_len - 1) % 5, relative_key=table, relative_query=table)
 
     def streamed():
         state = attnc.AttentionState(query, q_offset=kv_len - q_len, causal=True)
@@ -31,11 +34,23 @@ def all_calls(seed=0, q_len=30, kv_len=90, dtype="float32", steep=1):
         cache.reorder([1, 1])
         return cache.attend(query[:, :, :3], causal=True)
 
+    def paged():
+        cache = attnc.PagedKVCache(2 * kv_len, 4, 2, 16, dtype="float32")
+        first = cache.add()
+        cache.append(first, *(x[:kv_len // 2] for x in tokens[1:]))
+        ids = first, cache.fork(first)
+        cache.append(ids, *(x[:9] for x in tokens[1:]), lengths=[4, 5])
+        return cache.attend(ids, tokens[0], q_lengths=[2, q_len - 2], causal=True)
+
     def lazy():
         return attnc.AttentionWeights(query, key, causal=True)
 
     return {
         "attention": lambda: attnc.attention(query, key, value, bias=bias, mask=mask, want=("lse", "weights")),
+        "key_indices": lambda: attnc.attention(query, key, value, key_indices=lists, want="lse"),
+        "content-relative": lambda: attnc.attention(query, key, value, **terms, want="weights"),
+        "gradients of tables": lambda: attnc.attention_backward(
+            result.output, query, key, value, result.output, result.lse, **terms, want=("query", *[*terms][1:])),
         "a long row": lambda: attnc.attention(query[:, :, :1], np.repeat(key, 30, 2), np.repeat(value, 30, 2)),
         "attention_scores": lambda: attnc.attention_scores(query, key, bias=bias, relative_bias=distances),
         "attention_weights": lambda: attnc.attention_weights(query, key, window=(5, 0), softcap=3.0),
@@ -56,6 +71,7 @@ def all_calls(seed=0, q_len=30, kv_len=90, dtype="float32", steep=1):
         "KVCache": lambda: cached("float32"),
         "KVCache int8": lambda: cached(np.int8),
         "KVCache window": lambda: cached("float16", (kv_len // 2 - 1, 0)),
+        "PagedKVCache": paged,
         "align": lambda: attnc.align(weights[0, 0]),
         "lse": lambda: lazy().lse,
         "dense": lambda: lazy().dense(),
