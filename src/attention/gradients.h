@@ -163,7 +163,8 @@ INLINE void T(product_tile)(const int rows, const int vectors, const REAL *w, ix
     VEC sum[TALL_ROWS][TILE_VECTORS];
     const REAL *w_rows[GROUP_ROWS];
     UNROLL for (int r = 0; r < rows; r++) w_rows[r] = w + r * across;
-    T(rank1)(NATIVE, 0, rows, vectors, w_rows, along, (const char *)x, stride * sizeof(REAL), NULL, 0, n, NULL, sum, NULL);
+    T(rank1)(NATIVE, 0, rows, vectors, w_rows, along, (const char *)x, stride * sizeof(REAL), NULL, 0, n, NULL, sum,
+             NULL);
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) {
             REAL *to = o + r * stride + i * LANES;
