@@ -151,7 +151,7 @@ def case(seed):
     kind = r.one(["attention", "attention_scores", "attention_weights", "weighted_sum", "softmax", "log_softmax",
                   "attention_backward", "softmax_backward", "log_softmax_backward", *PACKED, "merge_states",
                   "AttentionState", "KVCache", "alibi_slopes", "align", "t5_relative_bias",
-                  "t5_relative_bias_backward", "rollout", *["AttentionWeights"] * 6])
+                  "t5_relative_bias_backward", "deberta_relative_index", "rollout", *["AttentionWeights"] * 6])
     bad = r.chance(0.5)
     after = []      # calls of methods: name, arguments
     first = {"query": query, "key": key}
@@ -230,6 +230,9 @@ def case(seed):
     elif kind == "t5_relative_bias":
         arguments = {"table": r.memory(inputs(r.random, (), 1, 1, 8, 1, heads)[0][0]), "q_len": q_len, "kv_len": kv_len,
                      "max_distance": r.one([5, 20]), "bidirectional": r.one([True, False])}
+    elif kind == "deberta_relative_index":
+        arguments = {"q_len": q_len, "kv_len": kv_len, "buckets": r.one([1, 4, 9]), "max_position": r.one([6, 20, 50]),
+                     "q_offset": r.one([None, 0, 3])}
     elif kind == "align":
         matrix = inputs(r.random, (), 1, 1, q_len, 1, kv_len, dtype=r.one(DTYPES))[0][0]
         arguments = {"matrix": r.memory(matrix), "medfilt": r.one([None, 1, 3, 7, 31, 4])}
@@ -255,7 +258,7 @@ def case(seed):
         if kind == "rollout" and isinstance(found["layers"], list):
             found["layers"] = [module.AttentionWeights(*x) if isinstance(x, tuple) else x for x in found["layers"]]
         elif kind not in ("rollout", "KVCache", "alibi_slopes", "align", "t5_relative_bias",
-                      "t5_relative_bias_backward", "merge_states"):
+                      "t5_relative_bias_backward", "deberta_relative_index", "merge_states"):
             found["num_threads"] = threads
         target = WholeState if kind == "AttentionState" and module is reference else getattr(module, kind)
         result = target(**found)

@@ -36,6 +36,7 @@ def beside_the_chain(arrays: Arrays, options: Options) -> Iterator[Trio]:
     yield from _softmax_gradients(arrays, options, random)
     if options.keys() <= VARLEN:
         yield from _packed(arrays, options)
+        yield from _paged(arrays, options)
         yield from _parts(arrays, options)
     if options.keys() <= CACHE:
         yield from _cached(arrays, options)
@@ -145,6 +146,23 @@ def _cached(arrays: Arrays, options: Options) -> Iterator[Trio]:
         yield Trio(f"KVCache.attend{mark}", got, exact, honest, largest(rows[1]))
 
 
+def _paged(arrays: Arrays, options: Options) -> Iterator[Trio]:
+    """A cache in pages, two sequences of which share their first pages."""
+    query, key, value = (x[0].swapaxes(0, 1) for x in arrays)
+    tokens, heads, dim = key.shape
+    rows = query[-1:], key[-1:], value[-1:]
+    found = []
+    for module, dtype in ((attnc, key.dtype), (reference, np.float64), (reference, key.dtype)):
+        cache = module.PagedKVCache(2 * tokens, 4, heads, dim, value.shape[-1], dtype=dtype)
+        first = cache.add()
+        cache.append(first, *(x.astype(dtype) for x in (key, value)))
+        second = cache.fork(first)
+        cache.append(second, *(x.astype(dtype) for x in rows[1:]))
+        both = np.concatenate([query, rows[0]]).astype(dtype)
+        found.append(cache.attend([first, second], both, q_lengths=[len(query), 1], **options))
+    yield Trio("PagedKVCache.attend", found[0], found[1], found[2], largest(value))
+
+
 def _statistics(arrays: Arrays, options: Options, random: np.random.Generator) -> Iterator[Trio]:
     query, key, value = arrays
     three = _three(lambda module, *each: module.AttentionWeights(*each, **options), query, key)
@@ -186,6 +204,8 @@ def _whole_process(arrays: Arrays, options: Options) -> Iterator[Trio]:
     yield Trio("t5_relative_bias", *results, largest(table))
     results = _three(lambda module, *each: module.t5_relative_bias_backward(*each, 32, 30, 40), of_bias)
     yield Trio("t5_relative_bias_backward", *results, 69 * largest(of_bias))
+    got, exact = (module.deberta_relative_index(30, 40, 8, 50).astype(np.float64) for module in (attnc, reference))
+    yield Trio("deberta_relative_index", got, exact, exact, 1.0)
     matrix = np.random.default_rng(0).standard_normal((7, 19))
     path = np.array(reference.align(matrix), np.float64)
     yield Trio("align", np.array(attnc.align(matrix), np.float64), path, path, 0.0)

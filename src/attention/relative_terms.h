@@ -1,5 +1,5 @@
-/* relative_terms.h (template over REAL; after attention/scores.h): content-relative terms: products of queries and keys
- * with the table row of their distance, which are added to the products of queries with keys.
+/* relative_terms.h (template over REAL; after gemm/pack.h, attention/scores.h): content-relative terms: products of
+ * queries and keys with the table row of their distance, which are added to the products of queries with keys.
  *
  * Both are products with tables, and each score takes its two numbers from them. Those of a group of rows are computed
  * right before their use and stay in L1; those of a block of keys serve all rows that meet the packed block. */

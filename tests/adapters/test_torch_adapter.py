@@ -278,7 +278,7 @@ X = torch.zeros(2, 4, 5, 8)
     (ValueError, {"attn_mask": torch.zeros(3, 1, 5, 5)}, r"bias has shape \(3, 1, 5, 5\); wanted"),
     (ValueError, {"query": X.to_sparse()}, "query must be a dense tensor .* got layout torch.sparse_coo"),
     (ValueError, {"query": torch.nested.nested_tensor([X[0], X[0]], layout=torch.jagged)},
-     "query must be .* got a nested tensor"),
+     "query has 4 axes, of which axis 1 is jagged"),
     (ValueError, {name: X.to(torch.complex64) for name in ("query", "key", "value")}, "dtype torch.complex64"),
     (ValueError, {name: X.to(torch.float8_e4m3fn) for name in ("query", "key", "value")}, "dtype torch.float8_e4m3fn"),
     (TypeError, {name: X.int() for name in ("query", "key", "value")}, "query must be of a floating-point dtype"),
