@@ -50,15 +50,7 @@ def cache_sizes(
         raise ValueError(f"value_dim is {sizes['value_dim']} and head_dim {sizes['head_dim']}; wanted at most head_dim "
                          "where values are the first columns of the keys")
     sizes["capacity"] = integer("capacity", capacity, 1, MAX_SIZE)
-    try:
-        if dtype is None:       # which NumPy takes for float64
-            raise TypeError
-        dtype = np.dtype(dtype)
-    except TypeError:
-        raise TypeError(f"dtype must be a dtype, got {describe(dtype)}") from None
-    dtype = dtype if dtype.name == "bfloat16" else dtype.newbyteorder("=")
-    if dtype not in (FLOAT16, FLOAT32, FLOAT64, INT8) and dtype.name != "bfloat16":
-        raise TypeError(f"dtype is {dtype.name}; wanted float32, float16, bfloat16, float64 or int8")
+    dtype = row_dtype(dtype, int8=True)
     bounds = None if window is None else check_window(window)
     if bounds is not None:
         left, right = bounds
@@ -70,6 +62,22 @@ def cache_sizes(
                              f"at least {left + 1}, and one more for each further row of a query")
         bounds = left, right
     return CacheSizes(**sizes, dtype=dtype, window=bounds, shared=bool(shared))
+
+
+def row_dtype(dtype: Any, int8: bool = False) -> np.dtype:
+    """The dtype in which a cache holds its rows, in native byte order."""
+    try:
+        if dtype is None:       # which NumPy takes for float64
+            raise TypeError
+        dtype = np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"dtype must be a dtype, got {describe(dtype)}") from None
+    dtype = dtype if dtype.name == "bfloat16" else dtype.newbyteorder("=")
+    if dtype not in (FLOAT16, FLOAT32, FLOAT64) and dtype.name != "bfloat16" and not (int8 and dtype == INT8):
+        wanted = "bfloat16, float64 or int8" if int8 else "bfloat16 or float64"
+        raise TypeError(f"dtype is {dtype.name}; wanted float32, float16, {wanted}")
+    found: np.dtype = dtype
+    return found
 
 
 def append_args(

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import FLOAT16, FLOAT32, FLOAT64, as_array, check_fits, describe, float_array
+from .arrays import as_array, check_fits, float_array
 from .attention import check_groups
+from .cache import MAX_SIZE, row_dtype
 from .options import INT64, integers
 from .scalars import integer
-
-MAX_SIZE = 2**40
 
 
 @dataclass(slots=True)
@@ -110,16 +109,7 @@ def paged_sizes(
     sizes = {name: integer(name, size, low, MAX_SIZE) for name, size, low in (
         ("n_pages", n_pages, 0), ("page", page, 1), ("kv_heads", kv_heads, 0), ("head_dim", head_dim, 0),
         ("value_dim", head_dim if value_dim is None else value_dim, 0))}
-    try:
-        if dtype is None:       # which NumPy takes for float64
-            raise TypeError
-        dtype = np.dtype(dtype)
-    except TypeError:
-        raise TypeError(f"dtype must be a dtype, got {describe(dtype)}") from None
-    dtype = dtype if dtype.name == "bfloat16" else dtype.newbyteorder("=")
-    if dtype not in (FLOAT16, FLOAT32, FLOAT64) and dtype.name != "bfloat16":
-        raise TypeError(f"dtype is {dtype.name}; wanted float32, float16, bfloat16 or float64")
-    return PagedSizes(**sizes, dtype=dtype)
+    return PagedSizes(**sizes, dtype=row_dtype(dtype))
 
 
 def sequence_ids(
