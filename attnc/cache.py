@@ -208,8 +208,9 @@ class KVCache(Readable):
         Parameters
         ----------
         query : array (batch, q_heads, q_len, head_dim)
-        mask, block_mask, key_indices, key_mask, bias, relative_bias, causal, window, q_offset, scale, softcap, \
-alibi_slopes, sinks, q_segments, k_segments, q_lengths, layout, want, out, num_threads
+        mask, block_mask, key_indices, key_mask, bias, relative_bias, relative_index, relative_key, relative_query, \
+causal, window, q_offset, scale, softcap, alibi_slopes, sinks, q_segments, k_segments, q_lengths, layout, want, out, \
+num_threads
             As in `attention`, with `capacity` keys. A cache with a window accepts no arrays over keys, no `window` and
             no `q_offset`, and gives no weights or scores, because tokens have no fixed row.
 
