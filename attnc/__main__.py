@@ -147,6 +147,7 @@ def _run(arguments: list[str]) -> int:
         print(f"a contender cannot start: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        sys.unraisablehook = lambda _: None     # what was half made, as a ZipFile of an import, complains when it goes
         print("stopped", file=sys.stderr)
         return 130
 

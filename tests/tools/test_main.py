@@ -300,3 +300,18 @@ sys.exit(main({[*arguments, *where]!r}))
         process.stdout.readline()
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(60) == 130 and process.stderr.read() == "stopped\n"
+
+
+def test_ctrl_c_silences_what_it_left_half_made(capsys, monkeypatch):
+    """As a ZipFile of an import that was interrupted: its ``__del__`` misses attributes."""
+    class Half:
+        def __init__(self):
+            raise KeyboardInterrupt
+
+        def __del__(self):
+            raise AttributeError("_writing")
+
+    monkeypatch.setattr("attnc.__main__._check", lambda _: Half())
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)     # pytest's own keeps them for later
+    assert main(["check"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
