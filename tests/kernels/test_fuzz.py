@@ -12,7 +12,7 @@ from attnc import _isa, reference
 from attnc.testing import assert_within
 
 pytestmark = pytest.mark.kernels
-CASES, MORE_CASES = 1600, 100_000
+CASES, MORE_CASES = 1000, 100_000
 
 
 def lengths(random):
