@@ -85,7 +85,8 @@ static void T(prefetch_panel)(const Params *p, const Task *t, ix r0, ix rows, ix
     __asm__ volatile("");
     for (ix r = r0; r < ix_min(r0 + GROUP_ROWS, t->rows); r++) {
         if (m->data) __builtin_prefetch(row_address(t, m, t->mask, r) + first * m->col);
-        if (b->data) prefetch_lines(row_address(t, b, t->bias, r) + first * b->col, PANEL * b->col, 0);
+        if (b->data && b->row != -b->col)                            /* rows of a relative bias overlap */
+            prefetch_lines(row_address(t, b, t->bias, r) + first * b->col, PANEL * b->col, 0);
     }
     if (p->kept_scores && p->k_blocks == 1 && w->col == (ix)sizeof(REAL))
         for (ix r = r0 - rows; r < r0; r++)
