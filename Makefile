@@ -18,8 +18,8 @@ FAIR := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-peers test-more test-wheel test-aarch64 test-qemu test-asan test-tsan test-valgrind test-serial
-.PHONY: test-parallel fuzz bench bench-check bench-readme wheel lint docs clean
+.PHONY: help run test test-peers test-more test-wheel test-aarch64 test-qemu test-avx512 test-asan test-tsan test-valgrind
+.PHONY: test-serial test-parallel fuzz bench bench-check bench-readme wheel lint docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -46,6 +46,9 @@ test-aarch64: $(VENV)/with-test  ## the tests of the kernels on 64-bit Arm, emul
 test-qemu: $(VENV)/with-test  ## the tests of the kernels on x86-64 without AVX, then with AVX2 alone, emulated
 	$(PY) tests/tools/emulated.py nehalem
 	$(PY) tests/tools/emulated.py haswell
+
+test-avx512: $(VENV)/with-test  ## the tests of the kernels for AVX-512, its instructions in terms of AVX2 (clang)
+	$(PY) tests/tools/variants.py avx512
 
 bench: $(VENV)/with-bench  ## every case against every peer that is installed (make test-peers installs torch)
 	$(FAIR) $(PY) -m attnc bench

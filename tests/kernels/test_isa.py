@@ -39,7 +39,7 @@ def test_one_that_cannot_run_is_refused(monkeypatch):
     last = _isa.available()[-1]
     monkeypatch.setattr(_cpu, "supports", lambda name: name == last)
     assert _isa.available() == (last,)
-    for name in ("avx2", "avx512", "avx512bf16"):
+    for name in {"avx2", "avx512", "avx512bf16"} - {last}:
         with pytest.raises(ImportError, match=f"'{name}' (cannot run here|was left out).*available: {last}$"):
             _isa.load(name)
 

@@ -1,12 +1,13 @@
-"""Run tests on kernels that are built otherwise: watched by sanitizers or valgrind, or without OpenMP.
+"""Run tests on kernels that are built otherwise: watched by sanitizers or valgrind, without OpenMP, or for AVX-512.
 
-    python tests/tools/variants.py gcc|clang|thread|valgrind|serial [--planted] [arguments of pytest]
+    python tests/tools/variants.py gcc|clang|thread|valgrind|serial|avx512 [--planted] [arguments of pytest]
 
 gcc and clang watch addresses and undefined operations. thread is Clang's race detector, with LLVM's OpenMP (Debian's
 libomp-dev), of which Archer tells it what a parallel region orders. valgrind is memcheck on kernels built as usual.
-serial has no OpenMP, and runs the whole suite. The modules are built from a copy of the sources in build/variants/ and
-loaded after the runtime of the sanitizer; Python and NumPy themselves are not watched. With --planted the lowest set
-alone is built, from a copy that has a fault, and the run succeeds if it is reported.
+serial has no OpenMP, and runs the whole suite. avx512 has the sets of AVX-512 alone, on a processor with AVX2: their
+intrinsics come from avx512/immintrin.h beside this file. The modules are built from a copy of the sources in
+build/variants/ and loaded after the runtime of the sanitizer; Python and NumPy themselves are not watched. With
+--planted the lowest set alone is built, from a copy that has a fault, and the run succeeds if it is reported.
 
 Watched code is up to fifty times as slow, so of each test function only a few cases run on each set (--cases, in
 conftest.py), the same for every run of one ATTNC_SEED. gcc has two cases of every test of the kernels, on all sets but
@@ -48,10 +49,14 @@ KERNELS = ("-m", "kernels and not more and not peers", *files(2), "tests")
 
 
 @dataclass(frozen=True)
-class Fault:
+class Change:
     file: str
     there: str              # in it,
-    instead: str            # what takes its place,
+    instead: str            # and what takes its place
+
+
+@dataclass(frozen=True)
+class Fault(Change):
     test: str | None        # a test that comes by, or those of the way,
     reported: str           # and what the report says then
 
@@ -64,6 +69,21 @@ class Way:
     fault: Fault | None
     refuses: str = "-none"              # flags of the sets that are left out
     left_out: str = "memory_limit"      # tests; a limit of the address space leaves no room for the shadow memory
+    changes: tuple[Change, ...] = ()    # of the sources
+
+
+# The module of AVX-512 alone, with its intrinsics by AVX2 and the two instructions in assembly as functions.
+EMULATED = (
+    Change("setup.py", 'X86 = {"base": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]}',
+           f'X86 = {{"avx512": ["-march=x86-64-v3", "-D__AVX512F__", "-I{TOOLS}/avx512", "-Wno-psabi"]}}'),
+    Change("src/cpu.pyx", 'has_avx2() && __builtin_cpu_supports("avx512f")',
+           'has_avx2() || __builtin_cpu_supports("avx512f")'),
+    Change("src/cpu.pyx", "has_avx512() && cpuid(7, 1, 0, 5)", "has_avx512()"),
+    Change("src/simd/avx512.h", '__asm__("vcvtneps2bf16 %1, %0" : "=v"(pairs) : "v"(v));',
+           "pairs = emulated_cvtneps_bf16((__m512)v);"),
+    Change("src/simd/avx512.h", '__asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "vm"(b));',
+           "sum = (vf)emulated_dpbf16((__m512)a, (__m512)b, (__m512)sum);"),
+)
 
 
 WAYS = {
@@ -88,6 +108,11 @@ WAYS = {
     # Built without flags of their own: what builds is tested on the usual kernels.
     "serial": Way("gcc", "", ("-m", "not more and not peers"), None, refuses="-fopenmp",
                   left_out="test_build or test_wheel"),
+    # Clang keeps vectors that are split in two in registers; GCC takes five times as long to build them in memory.
+    # Two halves of a vector are loaded from where the whole one would be refused: alignment is watched.
+    "avx512": Way("clang", "-fsanitize=alignment -fsanitize-trap=alignment",
+                  ("-m", "kernels and not more and not peers", *files(0), "tests"), None,
+                  left_out="no_instruction_above_the_base and kernels_base", changes=EMULATED),
 }
 
 
@@ -104,11 +129,11 @@ def build(way: Way, folder: Path, fault: Fault | None) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     tree = copy_sources(folder / "tree")
-    if fault:
-        file = tree / fault.file
+    for change in (*way.changes, *([fault] if fault else [])):
+        file = tree / change.file
         text = file.read_text()
-        assert fault.there in text, f"{fault.file} has no {fault.there!r}"
-        file.write_text(text.replace(fault.there, fault.instead))
+        assert change.there in text, f"{change.file} has no {change.there!r}"
+        file.write_text(text.replace(change.there, change.instead))
     # Last, behind the -g0 of setup.py: with lines in the reports.
     cc = compiler(folder / "cc", cc=way.compiler, refuses="-march=*" if fault else way.refuses,
                   flags=f"{way.flags} -fno-omit-frame-pointer -gdwarf-4 -g1")
@@ -122,7 +147,7 @@ def settings(name: str, log: Path) -> tuple[list[str], dict[str, str]]:
     # Old runtimes have no room for themselves where addresses are drawn from 32 bits, as newer kernels do: -R.
     front = ["setarch", "-R"]
     preload = [library("libstdc++.so.6")]           # throws NumPy's errors
-    if name == "serial":
+    if name in ("serial", "avx512"):
         return [], {}
     if name == "valgrind":
         front += ["valgrind", "--quiet", "--error-exitcode=66", f"--log-file={log}.%p",
