@@ -70,7 +70,7 @@ def attention_varlen(
     mask, key_indices, bias, relative_bias, relative_index, k_positions : list of arrays, optional
         One for each sequence, as `attention` takes it for that sequence alone, or None.
     relative_key, relative_query : float array (q_heads, rows, head_dim), optional
-        As in `attention`, for all sequences; the distances of each have a `relative_index` of their own.
+        As in `attention`, for all sequences that have a `relative_index`.
     key_mask, q_segments, k_segments : array (kv_tokens,), (q_tokens,) and (kv_tokens,), optional
         As in `attention`, over the packed tokens; with `block_table`, over the keys of one sequence after another.
     causal, window, scale, softcap, sinks
@@ -187,7 +187,7 @@ def attention_weights_varlen(
     """
     check_varlen_names(attention_weights_varlen, options, pages=True)
     v = varlen_args(query, key, None, cu_seqlens_q, cu_seqlens_k, has_value=False, **options)
-    return [AttentionWeights._of(a, None) for a in v.each or ()]
+    return [AttentionWeights._of(a, None) for a in v.gathered()]
 
 
 def attention_varlen_backward(
@@ -236,7 +236,7 @@ def attention_varlen_backward(
     grad_output = float_array("grad_output", grad_output)
     v = varlen_args(query, key, value, cu_seqlens_q, cu_seqlens_k, **options)
     b = varlen_backward_args(v, grad_output, output, lse, grad_lse, want)
-    parts = [gradients(one) for one in list(b.alone(v))]
+    parts = [None if one is None else gradients(one) for one in list(b.alone(v))]
     found: dict[str, Any] = {}
     for name in b.want:
         pieces: list[Any] = [getattr(part, name, None) for part in parts]
@@ -246,7 +246,7 @@ def attention_varlen_backward(
             of: Any = b.sinks if name == "sinks" else b.tables[name]
             zero = np.zeros(of.shape, np.float64 if name == "sinks" else v.args.acc)
             with np.errstate(over="ignore"):        # float16 may not hold the sum
-                found[name] = sum(pieces, start=zero).astype(of.dtype)
+                found[name] = sum((x for x in pieces if x is not None), start=zero).astype(of.dtype)
         else:
             found[name] = np.concatenate([v.tokens(name)[:0], *pieces])
     return AttentionGradients(**found)

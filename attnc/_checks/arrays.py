@@ -19,8 +19,11 @@ def describe(x: object) -> str:
     return text if text.startswith(f"{kind}(") else f"{kind} {text}"
 
 
-def as_array(name: str, x: object) -> np.ndarray:
-    """`x` as a plain ndarray, without a copy where it is one already."""
+def as_array(name: str, x: object, empty: np.dtype | None = None) -> np.ndarray:
+    """`x` as a plain ndarray, without a copy where it is one already.
+
+    `empty` is the dtype of a list without elements, which NumPy makes float64.
+    """
     if type(x) is np.ndarray:
         return x
     if isinstance(x, np.ma.MaskedArray):
@@ -32,11 +35,12 @@ def as_array(name: str, x: object) -> np.ndarray:
     if x is None:
         raise TypeError(f"{name} must be an array, got None")
     try:
-        return np.asarray(x)
+        found = np.asarray(x)
     except ValueError as error:  # nested lists of unequal lengths
         raise ValueError(f"{name} must be readable as one array, got {type(x).__name__}: {error}") from error
     except Exception as error:  # whatever an object's own __array__ raises
         raise TypeError(f"{name} must be readable as one array, got {type(x).__name__}: {error}") from error
+    return found if empty is None or found.size or not isinstance(x, (list, tuple)) else found.astype(empty)
 
 
 def float_array(name: str, x: object) -> Array:

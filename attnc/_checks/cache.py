@@ -138,7 +138,7 @@ def truncate_args(lengths: object, sizes: CacheSizes, held: np.ndarray, oldest: 
 
 def reorder_args(indices: object, sizes: CacheSizes) -> np.ndarray:
     """The batch element whose rows each one takes."""
-    indices = as_array("indices", indices)
+    indices = as_array("indices", indices, INT64)
     if indices.shape != (sizes.batch,):
         raise ValueError(f"indices has shape {indices.shape}; wanted (batch,) = ({sizes.batch},)")
     return integers("indices", indices, 0, max(sizes.batch - 1, 0))
@@ -147,11 +147,11 @@ def reorder_args(indices: object, sizes: CacheSizes) -> np.ndarray:
 def keep_args(indices: object, sizes: CacheSizes, held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The slots that stay, (batch, kv_heads, n) in ascending order and 0 behind them, and how many of each element."""
     check_rows_stay("keep", sizes)
-    given = as_array("indices", indices)
+    given = as_array("indices", indices, INT64)
     lead = sizes.batch, sizes.kv_heads
     if given.ndim != 3 or given.shape[:2] != lead:
         raise ValueError(f"indices has shape {given.shape}; wanted (batch, kv_heads, n) = ({lead[0]}, {lead[1]}, n)")
-    slots = integers("indices", indices, -1)
+    slots = integers("indices", given, -1)
     used = slots >= 0
     counts = used.sum(-1)
     for i, head in np.argwhere((used[..., 1:] & ~used[..., :-1]).any(-1))[:1]:

@@ -15,7 +15,7 @@ from .scalars import MAX_OFFSET, integer
 if TYPE_CHECKING:
     from .attention import Args
 
-INT64 = np.dtype(np.int64)
+BOOL, INT64 = np.dtype(np.bool_), np.dtype(np.int64)
 
 
 def check_mask(mask: object, a: Args) -> np.ndarray:
@@ -101,18 +101,25 @@ def check_tables(index: object, key: object, query: object, a: Args
         raise ValueError(f"{given[0]} was given and relative_index was not; wanted the table row of each distance")
     if len(given) == 1:
         raise ValueError("relative_index was given without a table; wanted relative_key, relative_query or both")
-    tables = {name: native_floats(name, names[name], "") for name in given[1:]}
+    tables = check_table_rows({name: names[name] for name in given[1:]}, a)
+    rows = tables[given[1]].shape[-2]
+    places = integers("relative_index", index, 0, max(rows - 1, 0))
+    check_fits("relative_index", places.shape, (max(a.q_len + a.kv_len - 1, 0),), "(q_len + kv_len - 1,)", exact=1)
+    if places.size and not rows:
+        raise ValueError(f"{given[1]} has no rows; wanted the rows that relative_index names")
+    return np.ascontiguousarray(places, np.int32), tables.get("relative_key"), tables.get("relative_query")
+
+
+def check_table_rows(given: dict[str, object], a: Args) -> dict[str, np.ndarray]:
+    """The tables that were given, of equally many rows."""
+    tables = {name: native_floats(name, x, "") for name, x in given.items()}
     rows = None
     for name, table in tables.items():
         rows = table.shape[-2] if table.ndim > 1 and rows is None else rows
         target = (rows or 0, a.head_dim) if a.two_d else (*a.batch, a.q_heads, rows or 0, a.head_dim)
         check_fits(name, table.shape, target, "(rows, head_dim)" if a.two_d else "(batch..., q_heads, rows, head_dim)",
                    exact=2)
-    places = integers("relative_index", index, 0, max((rows or 0) - 1, 0))
-    check_fits("relative_index", places.shape, (max(a.q_len + a.kv_len - 1, 0),), "(q_len + kv_len - 1,)", exact=1)
-    if places.size and not rows:
-        raise ValueError(f"{given[1]} has no rows; wanted the rows that relative_index names")
-    return np.ascontiguousarray(places, np.int32), tables.get("relative_key"), tables.get("relative_query")
+    return tables
 
 
 def check_q_offset(q_offset: object, a: Args) -> int | np.ndarray:
@@ -150,14 +157,19 @@ def check_lengths(name: str, lengths: object, length: int, a: Args) -> np.ndarra
 
 def check_segments(q_segments: object, k_segments: object, a: Args) -> tuple[np.ndarray, np.ndarray]:
     """The segment ids of rows and of keys."""
-    if q_segments is None or k_segments is None:
-        given, missing = ("k_segments", "q_segments") if q_segments is None else ("q_segments", "k_segments")
-        raise ValueError(f"{given} was given and {missing} was not; wanted both or neither")
+    check_both_segments(q_segments, k_segments)
     q_segments = integers("q_segments", q_segments)
     k_segments = integers("k_segments", k_segments)
     check_fits("q_segments", q_segments.shape, (*a.batch, a.q_len), "(batch..., q_len)", exact=1)
     check_fits("k_segments", k_segments.shape, (*a.batch, a.kv_len), "(batch..., kv_len)", exact=1)
     return q_segments, k_segments
+
+
+def check_both_segments(q_segments: object, k_segments: object) -> None:
+    """Raise where one was given without the other."""
+    if (q_segments is None) != (k_segments is None):
+        given, missing = ("k_segments", "q_segments") if q_segments is None else ("q_segments", "k_segments")
+        raise ValueError(f"{given} was given and {missing} was not; wanted both or neither")
 
 
 def check_alibi_slopes(slopes: object, a: Args, batch: Shape | None = None) -> np.ndarray:
@@ -198,7 +210,7 @@ def score_axes(a: Args) -> tuple[Shape, str]:
 
 def bools(name: str, x: object, true: str, advice: str) -> np.ndarray:
     """`x`, which must be bool; what `true` means, and what else may have been meant, is for the error."""
-    x = as_array(name, x)
+    x = as_array(name, x, BOOL)
     if x.dtype != bool:
         raise TypeError(f"{name} must be bool, True = {true}, got {describe(x)}; {advice}")
     return x
@@ -216,7 +228,7 @@ def integers(name: str, x: object, low: int = -2**63, high: int = 2**63 - 1) -> 
     """`x` as int64, every element from `low` to `high`."""
     if isinstance(x, numbers.Integral):
         return np.array(integer(name, x, low, high), INT64)
-    given, x = x, as_array(name, x)
+    given, x = x, as_array(name, x, INT64)
     if x.dtype.kind not in "iu":
         came = describe(given if x.ndim == 0 else x)
         raise TypeError(f"{name} must be an integer or an array of integers, got {came}")

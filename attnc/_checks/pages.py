@@ -42,10 +42,10 @@ def open_pages(
             raise ValueError(f"{name} has pages of 0 tokens, shape {x.shape}; wanted at least 1")
         check_fits(name, x.shape[:2], given["key"].shape[:2], "the pages of key", exact=2)
     n_pages, page = given["key"].shape[:2]
-    table = as_array("block_table", block_table)
+    table = as_array("block_table", block_table, INT64)
     if table.ndim != 2 or len(table) != sequences:
         raise ValueError(f"block_table has shape {table.shape}; wanted (sequences, pages) = ({sequences}, pages)")
-    lengths = _whole("kv_lengths", kv_lengths, 0)
+    lengths = integers("kv_lengths", kv_lengths, 0)
     check_fits("kv_lengths", lengths.shape, (sequences,), "(sequences,)", exact=1)
     for i in np.flatnonzero(lengths > table.shape[1] * page)[:1]:
         raise ValueError(f"kv_lengths is {lengths[i]} for sequence {i}, which has {table.shape[1]} pages of {page} in "
@@ -115,7 +115,7 @@ def paged_sizes(
 def sequence_ids(
         name: str, ids: object, known: Any, issued: int, once: bool = False, one: bool = False) -> list[int]:
     """Ids of sequences that the cache holds, as a list; one id counts as a list of it."""
-    given = _whole(name, ids)
+    given = integers(name, ids)
     if given.ndim > (0 if one else 1):
         raise ValueError(f"{name} has shape {given.shape}; wanted an id{'' if one else ' or a list of ids'}")
     found: list[int] = given.reshape(-1).tolist()
@@ -136,7 +136,7 @@ def counts_of(name: str, counts: object, tokens: int, of: str, sequences: int) -
             raise ValueError(f"{of} has {tokens} tokens for {sequences} sequences; wanted a multiple, or {name}= with "
                              "the number of each")
         return np.full(sequences, tokens // sequences if sequences else 0, INT64)
-    found = _whole(name, counts, 0)
+    found = integers(name, counts, 0)
     check_fits(name, found.shape, (sequences,), "(len(ids),)", exact=1)
     if found.sum() != tokens:
         raise ValueError(f"{name} sums to {found.sum()}; wanted {tokens}, the tokens of {of}")
@@ -173,8 +173,3 @@ def check_room(needed: int, free: int, sizes: PagedSizes) -> None:
     if needed > free:
         raise MemoryError(f"{needed} more pages of {sizes.page} tokens are needed, and {free} of {sizes.n_pages} are "
                           "free; nothing was appended")
-
-
-def _whole(name: str, x: object, low: int = -2**63) -> np.ndarray:
-    """Integers, also those of an empty list, whose dtype in NumPy is float64."""
-    return integers(name, np.zeros(0, INT64) if isinstance(x, list | tuple) and not x else x, low)

@@ -1,5 +1,6 @@
 """Check the arguments over packed tokens: where each sequence starts and ends, and what belongs to it."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from .._types import PagedOptions, VarlenOptions
 from .arrays import as_array, check_fits, float_array, native_floats, saturated
 from .attention import Args, attention_args
 from .backward import GRADIENTS, BackwardArgs, gradient_args
-from .options import bools, check_alibi_slopes, integers
+from .options import bools, check_alibi_slopes, check_both_segments, check_table_rows, integers
 from .output import check_apart
 from .pages import Pages, open_pages
 from .scalars import MAX_OFFSET, check_want
@@ -54,31 +55,40 @@ class VarlenArgs:
         x: np.ndarray = getattr(self.args, name).swapaxes(-2, -3)
         return x
 
-    def alone(self, in_place: bool) -> Iterator[Args]:
+    def alone(self) -> Iterator[Args]:
         """Check the arguments of each sequence, and name it where an option does not fit it.
 
-        Keys and values in pages are those of all sequences (`in_place`), or copies of those of each.
+        Keys and values in pages are those of all sequences.
         """
         a, query, key = self.args, self.tokens("query"), self.tokens("key")
         value = None if a.value is None else self.tokens("value")
+        without_terms = {name: x for name, x in self.options.items() if name not in TABLES}
         for i in range(len(self.q_lengths)):
             rows, keys = self.rows(i), self.keys(i)
             own = {name: x[i] if name not in OF_TOKENS else x[keys if OF_TOKENS[name] else rows]
                    for name, x in self.own.items()}
-            n, places = int(self.kv_lengths[i]), keys
-            if self.pages is not None and not in_place:
-                places = self.pages.rows([i], n)[0, 0]
-            held: list[Any] = [None if x is None else x[places] for x in (key, value)]
-            if self.pages is not None and in_place:     # checks see the shapes alone
+            held: list[Any] = [None if x is None else x[keys] for x in (key, value)]
+            if self.pages is not None:      # checks see the shapes alone
+                n = int(self.kv_lengths[i])
                 held = [None if x is None else np.broadcast_to(np.zeros((), x.dtype), (n, *x.shape[1:]))
                         for x in (key, value)]
+            options = without_terms if own.get("relative_index") is None else self.options
             try:
-                one = attention_args(query[rows], held[0], held[1], layout="bnhd", **self.options, **own)
+                one = attention_args(query[rows], held[0], held[1], layout="bnhd", **options, **own)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"sequence {i}: {error}") from None
-            if self.pages is not None and in_place:
+            if self.pages is not None:
                 one.key, one.value = a.key, a.value
             one.want, one.num_threads = a.want, a.num_threads
+            yield one
+
+    def gathered(self) -> Iterator[Args]:
+        """The arguments of each sequence; where keys and values lie in pages, with a copy of its own."""
+        for i, one in enumerate(self.each or ()):
+            if self.pages is not None:
+                places = self.pages.rows([i], one.kv_len)[0, 0]
+                one = copy.copy(one)
+                one.key, one.value = one.key[:, places], None if one.value is None else one.value[:, places]
             yield one
 
 
@@ -121,6 +131,8 @@ def varlen_args(
     if "relative_index" in given:
         tables = {name: options.pop(name) for name in TABLES if name in options}
     a = attention_args(query, key, value, layout="bnhd", want=want, out=out, num_threads=num_threads, **options)
+    check_table_rows({name: x for name, x in tables.items() if x is not None}, a)
+    check_both_segments(given.get("q_segments"), given.get("k_segments"))
     options |= tables
     q_starts, q_lengths = _sequences("cu_seqlens_q", cu_seqlens_q, a.q_len, "query")
     if pages is None:
@@ -152,7 +164,7 @@ def varlen_args(
                 f"{name} must be a list of one array (or None) for each of the {count} sequences, got {came}")
     v = VarlenArgs(a, q_starts, k_starts, q_lengths, k_lengths, options, given, None, pages)
     if not shared or given.keys() & {*RAGGED, *OF_TOKENS} or set(a.want) - {"lse"}:
-        v.each = list(v.alone(in_place=shared))
+        v.each = list(v.alone())
     if a.out is not None:
         check_apart(a.out, inputs | {"alibi_slopes": a.alibi_slopes, "q_offset": a.q_offset} | tables
                     | {name: given[name] for name in given.keys() & OF_TOKENS.keys()}
@@ -181,21 +193,24 @@ class VarlenBackwardArgs:
     own: dict[str, Any]
 
     def want_of(self, i: int) -> Any:
-        """The gradients that sequence i has: no bias where it was given none."""
-        return tuple(name for name in self.want if name not in self.own or self.own[name][i] is not None)
+        """The gradients that sequence i has: no bias where it was given none, no tables without their index."""
+        none = {name for name, x in self.own.items() if x[i] is None}
+        return tuple(name for name in self.want if ("relative_index" if name in TABLES else name) not in none)
 
-    def alone(self, v: VarlenArgs) -> Iterator[BackwardArgs]:
-        """The arguments of each sequence; what all share in the dtype in which its gradients are summed: sinks in
-        float64, tables in that of the computation."""
+    def alone(self, v: VarlenArgs) -> Iterator[BackwardArgs | None]:
+        """The arguments of each sequence, None: no gradient of it is wanted. What all share comes in the dtype in which
+        its gradients are summed: sinks in float64, tables in that of the computation."""
         sinks = None if self.sinks is None else self.sinks.astype(np.float64)
         tables = {name: saturated(x, v.args.acc) for name, x in self.tables.items()}
         for i, a in enumerate(v.each or ()):
             rows = v.rows(i)
             a.sinks = None          # the lse includes them
-            for name, x in tables.items():
-                setattr(a, name, x)
+            if a.relative_index is not None:
+                for name, x in tables.items():
+                    setattr(a, name, x)
+            want = self.want_of(i)
             yield gradient_args(a, self.grad_output[rows], self.output[rows], self.lse[:, rows], sinks,
-                                None if self.grad_lse is None else self.grad_lse[:, rows], self.want_of(i))
+                                None if self.grad_lse is None else self.grad_lse[:, rows], want) if want else None
 
 
 def varlen_backward_args(v: VarlenArgs, grad_output: object, output: object, lse: object, grad_lse: object,

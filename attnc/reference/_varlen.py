@@ -63,7 +63,7 @@ def attention_varlen(
     a = v.args
     output = np.empty(a.out_shape, a.dtype) if out is None else out
     found: dict[str, list[np.ndarray]] = {name: [] for name in a.want}
-    for i, one_args in enumerate(v.each or ()):
+    for i, one_args in enumerate(v.gathered()):
         one_args.out = output[v.rows(i)]
         one = attend(one_args)
         for name, pieces in found.items():
@@ -84,7 +84,7 @@ def attention_weights_varlen(query: ArrayLike, key: ArrayLike, cu_seqlens_q: Arr
     """The weights of each sequence of packed tokens: the definition of `attnc.attention_weights_varlen`."""
     check_varlen_names(attention_weights_varlen, options, pages=True)
     v = varlen_args(query, key, None, cu_seqlens_q, cu_seqlens_k, has_value=False, **options)
-    return [AttentionWeights.of(a) for a in v.each or ()]
+    return [AttentionWeights.of(a) for a in v.gathered()]
 
 
 def attention_varlen_backward(
@@ -102,12 +102,12 @@ def attention_varlen_backward(
     total |= {"sinks": np.zeros(b.sinks.shape)} if b.sinks is not None and "sinks" in b.want else {}
     total |= {name: np.zeros(x.shape, v.args.acc) for name, x in b.tables.items() if name in b.want}
     for i, one_args in enumerate(b.alone(v)):
-        one = gradients(one_args)
+        one = None if one_args is None else gradients(one_args)
         for name, whole in total.items():
             if name in v.own:
                 whole.append(getattr(one, name, None))
             elif name == "sinks" or name in b.tables:
-                total[name] = whole + getattr(one, name)
+                total[name] = whole + getattr(one, name, 0)
             else:
                 whole[v.rows(i) if name == "query" else v.keys(i)] = getattr(one, name)
     with np.errstate(over="ignore"):

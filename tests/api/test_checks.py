@@ -318,6 +318,49 @@ def test_options_arrive_in_their_form():
     assert check(k_positions=range(7), window=(None, None), causal=False).k_positions is not None
 
 
+def no_rows(q_len, kv_len, **options):
+    return lambda m: m.attention(*(np.ones((2, n, 3)) for n in (q_len, kv_len, kv_len)), **options)
+
+
+def no_batch(**options):
+    return lambda m: m.attention(*(np.ones((0, 2, 4, 3)) for _ in "qkv"), **options)
+
+
+def cache(module, batch=0):
+    return module.KVCache(batch, 1, 2, capacity=3, dtype="float32")
+
+
+EMPTY_LISTS = {
+    "q_offset": no_batch(q_offset=[]), "q_lengths": no_batch(q_lengths=[]), "kv_lengths": no_batch(kv_lengths=()),
+    "segments of rows": no_rows(0, 4, q_segments=[], k_segments=[0] * 4),
+    "segments of keys": no_rows(4, 0, q_segments=[0] * 4, k_segments=[]),
+    "key_indices": no_rows(2, 4, key_indices=[[], []]),
+    "k_positions": no_rows(2, 0, k_positions=[]), "key_mask": no_rows(2, 0, key_mask=[]),
+    "mask": no_rows(2, 0, mask=[[], []]), "block_mask": no_rows(2, 0, block_mask=([[]], 2, 2)),
+    "relative_index": no_rows(1, 0, relative_index=[], relative_key=np.ones((4, 3))),
+    "append": lambda m: cache(m).append(np.ones((0, 1, 1, 2)), np.ones((0, 1, 1, 2)), lengths=[]),
+    "truncate": lambda m: cache(m).truncate([]), "reorder": lambda m: cache(m).reorder([]),
+    "keep": lambda m: cache(m, 1).keep([[[]]]),
+    "padding_mask": lambda m: attnc.masks.length_mask([], 4), "segments": lambda m: attnc.masks.segment_mask([], []),
+    "pool": lambda m: m.AttentionWeights(np.ones((0, 3)), np.ones((0, 3))).pool([], []),
+    "rows": lambda m: m.AttentionWeights(np.ones((2, 3)), np.ones((2, 3))).key_mass(rows=[]),
+    "index": lambda m: m.AttentionWeights(np.ones((2, 3)), np.ones((2, 3)))[[]],
+    "kv_lengths of pages": lambda m: m.attention_varlen(
+        np.ones((0, 1, 2)), *[np.ones((3, 4, 1, 2))] * 2, [0], block_table=np.zeros((0, 1), int), kv_lengths=[]),
+    "segments of tokens": lambda m: m.attention_varlen(
+        *[np.ones((0, 1, 2))] * 3, [0], [0], q_segments=[], k_segments=[], key_mask=[], q_offset=[]),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY_LISTS)
+@pytest.mark.parametrize("module", [attnc, reference], ids=["attnc", "reference"])
+def test_an_empty_list_is_of_the_dtype_that_is_wanted(module, name):
+    """NumPy makes it float64; an array of floats stays an error."""
+    EMPTY_LISTS[name](module)
+    with pytest.raises(TypeError, match="must be an integer or an array of integers, got float64 array"):
+        module.attention(*(np.ones((0, 2, 4, 3)) for _ in "qkv"), q_offset=np.zeros(0))
+
+
 @pytest.mark.parametrize("scale", [0, -3, np.float16(0.5), np.int8(2), ml_dtypes.bfloat16(2), np.array(0.25)])
 def test_scale_is_any_finite_number(scale):
     assert check(scale=scale).scale == float(scale)

@@ -33,8 +33,8 @@ def option(name, random, q_lengths, kv_lengths):
     own = [some_option(name, random, (), 4, q, k, 8) for q, k in zip(q_lengths, kv_lengths, strict=True)]
     if name == "tables":
         shared = {table: normal(random, (4, 9, 8)) for table in own[0] if table != "relative_index"}
-        lists = [one["relative_index"] for one in own]
-        return {"relative_index": lists, **shared}, [{"relative_index": x, **shared} for x in lists]
+        lists = [None, *(one["relative_index"] for one in own[1:])]
+        return {"relative_index": lists, **shared}, [{}, *({"relative_index": x, **shared} for x in lists[1:])]
     if name in LISTS:
         own[0] = {name: None}
         return {name: [one[name] for one in own]}, own
@@ -105,7 +105,7 @@ def test_gradients(isa, module, name, seed):
     assert tuple(vars(got)) == want
 
     def backward(query, key, value, grad, output, lse, grad_lse, **its):
-        its["want"] = tuple(one for one in want if one not in LISTS or its[one] is not None)
+        its["want"] = tuple(one for one in want if one in ("query", "key", "value") or its.get(one) is not None)
         return module.attention_backward(grad, query, key, value, output, lse, grad_lse=grad_lse, **its)
 
     parts = list(alone(backward, arrays, own, grad, output, lse, grad_lse))
@@ -116,7 +116,9 @@ def test_gradients(isa, module, name, seed):
             for x, y in zip(getattr(got, part)[1:], pieces[1:], strict=True):
                 assert_same_bits(x, y, part)
         elif part in shared:
-            assert_same_bits(getattr(got, part), sum(pieces, start=np.zeros_like(pieces[0])))
+            given = [x for x in pieces if x is not None]
+            assert len(given) == len(parts) - (part != "sinks")
+            assert_same_bits(getattr(got, part), sum(given, start=np.zeros_like(given[0])))
         else:
             assert_same_bits(getattr(got, part), np.concatenate(pieces), part)
 
@@ -187,6 +189,42 @@ def test_no_sequence(module):
     assert grads.query.shape == (0, 4, 16) and grads.sinks.tolist() == [0] * 4
 
 
+@MODULES
+@pytest.mark.parametrize("error, options, words", [
+    (ValueError, {"relative_index": [], "relative_key": np.zeros((3, 5, 16))}, r"relative_key has shape \(3, 5, 16\)"),
+    (ValueError, {"relative_index": [], "relative_query": np.zeros((5, 15))}, r"relative_query has shape \(5, 15\)"),
+    (TypeError, {"relative_index": [], "relative_key": np.zeros((5, 16), int)}, "relative_key must be float16"),
+    (ValueError, {"relative_index": [], "relative_key": np.zeros((5, 16)), "relative_query": np.zeros((4, 16))},
+     r"relative_query has shape \(4, 16\)"),
+    (ValueError, {"q_segments": []}, "q_segments was given and k_segments was not"),
+    (ValueError, {"bias": [None]}, "bias must be a list of one array .* 0 sequences, got 1"),
+    (ValueError, {"softcap": -1.0}, "softcap"), (ValueError, {"sinks": np.zeros(5)}, "sinks"),
+])
+def test_options_are_checked_without_a_sequence(module, error, options, words):
+    query, key, value, *bounds = packed(np.random.default_rng(0), "none")
+    with pytest.raises(error, match=words):
+        module.attention_varlen(query, key, value, *bounds, **options)
+    with pytest.raises(error, match=words):
+        module.attention_weights_varlen(query, key, *bounds, **options)
+
+
+@MODULES
+@pytest.mark.parametrize("name", ["bias", "relative_bias", "relative_key", "relative_query"])
+def test_a_gradient_that_some_sequences_have(module, name, seed):
+    """Wanted alone, where the first sequence has no bias and no distances."""
+    random = np.random.default_rng(seed)
+    query, key, value, *ends = packed(random, MIXED, dims=(8, 4))
+    kind = "tables" if name.endswith(("key", "query")) else name
+    given = next(x for x, _ in iter(lambda: option(kind, random, *MIXED), None) if name in x)   # one table or both
+    output, lse = module.attention_varlen(query, key, value, *ends, want="lse", **given)
+    every = (name, "query", "key", "value")
+    one, all_ = (getattr(module.attention_varlen_backward(
+        output, query, key, value, output, lse, *ends, want=want, **given), name) for want in (name, every))
+    assert len(one) == len(all_)
+    for x, y in zip(one, all_, strict=True):
+        assert (x is None and y is None) or np.array_equal(x, y)
+
+
 QUERY, KEY, VALUE = np.zeros((5, 4, 8)), np.zeros((7, 2, 8)), np.zeros((7, 2, 3))
 
 
@@ -199,7 +237,9 @@ QUERY, KEY, VALUE = np.zeros((5, 4, 8)), np.zeros((7, 2, 8)), np.zeros((7, 2, 3)
     (ValueError, {"relative_bias": [None, np.zeros(7)]}, r"sequence 1: relative_bias .* \(4, 6\)"),
     (TypeError, {"key_mask": np.zeros(7)}, "key_mask must be bool"),
     (ValueError, {"key_mask": np.zeros(6, bool)}, r"key_mask has shape \(6,\); wanted \(kv_tokens,\) = \(7,\)"),
-    (ValueError, {"q_segments": np.zeros(5, int)}, "sequence 0: q_segments was given and k_segments was not"),
+    (ValueError, {"q_segments": np.zeros(5, int)}, "^q_segments was given and k_segments was not"),
+    (ValueError, {"relative_index": [np.zeros(4, int), None]}, "sequence 0: relative_index was given without a table"),
+    (ValueError, {"relative_index": [None] * 2, "relative_key": np.zeros((3, 5, 8))}, r"^relative_key has shape \(3, "),
     (ValueError, {"q_segments": np.zeros(7, int), "k_segments": np.zeros(7, int)}, r"q_segments has shape \(7,\)"),
     (ValueError, {"q_offset": [1, 2, 3]}, r"q_offset has shape \(3,\); wanted an integer or \(sequences,\) = \(2,\)"),
     (TypeError, {"q_offset": 0.5}, "q_offset must be an integer"),

@@ -206,6 +206,15 @@ def test_mixed_dtypes(isa, dtypes, seed):
     assert_same_bits(got, attnc.attention_varlen(query, key, value, *ends))
 
 
+@pytest.mark.parametrize("module", [attnc, reference], ids=["attnc", "reference"])
+@pytest.mark.parametrize("table, rows", [([[], []], [0, 1, 3]), ([[]], [0, 2]), (((), ()), [0, 0, 0])])
+def test_a_table_of_empty_lists(module, table, rows):
+    """NumPy makes an empty list float64."""
+    got = module.attention_varlen(np.zeros((rows[-1], 4, 8)), PAGES, PAGES, rows, block_table=table,
+                                  kv_lengths=[0] * len(table), want="lse")
+    assert not got.output.any() and (got.lse == -np.inf).all()
+
+
 PAGES = np.zeros((8, 4, 2, 8))
 GIVEN = {"query": np.zeros((5, 4, 8)), "key": PAGES, "value": PAGES, "cu_seqlens_q": [0, 2, 5],
          "block_table": [[0, 7], [1, -1]], "kv_lengths": [8, 3]}
