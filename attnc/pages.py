@@ -6,7 +6,15 @@ from typing import Any, NamedTuple, Unpack, cast, overload
 
 import numpy as np
 
-from ._checks import check_room, check_varlen_names, paged_query, paged_sizes, paged_tokens, sequence_ids
+from ._checks import (
+    check_room,
+    check_varlen_names,
+    lengths_left,
+    paged_query,
+    paged_sizes,
+    paged_tokens,
+    sequence_ids,
+)
 from ._lock import Readable
 from ._rows import aligned, read_only
 from ._types import Array, ArrayLike, DTypeLike, Integers, VarlenOptions, Wanted
@@ -42,6 +50,9 @@ class PagedKVCache(Readable):
         By default `head_dim`.
     dtype : dtype
         Of the rows: float32, float16, bfloat16 (ml_dtypes) or float64.
+    shared : bool
+        Whether the values are the first `value_dim` columns of the keys, as in `KVCache`; the pages then hold only the
+        keys.
 
     Attributes
     ----------
@@ -79,9 +90,9 @@ class PagedKVCache(Readable):
     """
 
     def __init__(self, n_pages: int, page: int, kv_heads: int, head_dim: int, value_dim: int | None = None, *,
-                 dtype: DTypeLike) -> None:
+                 dtype: DTypeLike, shared: bool = False) -> None:
         super().__init__()
-        self._sizes = s = paged_sizes(n_pages, page, kv_heads, head_dim, value_dim, dtype)
+        self._sizes = s = paged_sizes(n_pages, page, kv_heads, head_dim, value_dim, dtype, shared)
         self._state = _State({}, np.zeros(s.n_pages, np.int64), 0)
         self._allocate()
 
@@ -108,7 +119,7 @@ class PagedKVCache(Readable):
     @property
     def nbytes(self) -> int:
         """Bytes of all pages, used or not."""
-        return self._keys.nbytes + self._values.nbytes
+        return sum(x.nbytes for x in self._stored())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._sizes.shown(len(self._state.sequences), self.free_pages)})"
@@ -178,7 +189,35 @@ class PagedKVCache(Readable):
             left = {i: x for i, x in state.sequences.items() if i not in ended}
             self._state = _State(left, users, state.issued)
 
-    def append(self, ids: ArrayLike, key: ArrayLike, value: ArrayLike, *, lengths: ArrayLike | None = None) -> None:
+    def truncate(self, ids: ArrayLike, lengths: ArrayLike) -> None:
+        """Drop the last tokens of sequences; pages that then hold none of theirs, and no other one's, are free.
+
+        Parameters
+        ----------
+        ids : int or int array
+            Each id once.
+        lengths : int or int array (len(ids),)
+            The number of tokens that each keeps.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For more tokens than a sequence has, and for ids of no sequence. The cache is then unchanged.
+        """
+        with self._turn():
+            state, page = self._state, self._sizes.page
+            chosen = sequence_ids("ids", ids, state.sequences, state.issued, once=True)
+            users, sequences = state.users.copy(), dict(state.sequences)
+            for i, length in zip(chosen, lengths_left(lengths, chosen, self.lengths), strict=True):
+                pages, _ = sequences[i]
+                kept = -(-length // page)
+                users[pages[kept:]] -= 1
+                sequences[i] = pages[:kept], length
+            self._state = _State(sequences, users, state.issued)
+
+    def append(
+            self, ids: ArrayLike, key: ArrayLike, value: ArrayLike | None = None, *,
+            lengths: ArrayLike | None = None) -> None:
         """Append tokens to sequences.
 
         Parameters
@@ -187,7 +226,7 @@ class PagedKVCache(Readable):
             Each id once.
         key, value : array (tokens, kv_heads, head_dim) and (tokens, kv_heads, value_dim)
             The new tokens of the first sequence, then those of the second, and so on. Rounded to the dtype of the
-            cache.
+            cache. With `shared`, only the key.
         lengths : int array (len(ids),), optional
             The number of new tokens of each sequence; by default all have the same number.
 
@@ -219,7 +258,7 @@ class PagedKVCache(Readable):
                     fresh = new[taken:taken + more]
                     taken += more
                     if is_copied:
-                        for x in self._keys, self._values:
+                        for x in self._stored():
                             x[fresh[0], :length % page] = x[pages[-1], :length % page]
                     pages = np.concatenate((pages[:len(pages) - is_copied], fresh))
                 places = np.arange(length, length + count)
@@ -228,7 +267,8 @@ class PagedKVCache(Readable):
             users[new[:taken]] = 1
             at = np.divmod(np.concatenate([np.zeros(0, np.int64), *rows]), page)
             with np.errstate(all="ignore"):
-                self._keys[at], self._values[at] = key, value
+                for x, new_rows in zip(self._stored(), (key, value), strict=not self._sizes.shared):
+                    x[at] = new_rows
             self._state = _State(sequences, users, state.issued)
 
     @overload
@@ -330,20 +370,27 @@ class PagedKVCache(Readable):
         with self._turn():
             state = super().__getstate__()
             used = np.flatnonzero(self._state.users)
-            state["rows"] = used, *(state.pop(name)[used] for name in ("_keys", "_values"))
+            del state["_keys"], state["_values"]
+            state["rows"] = used, [x[used] for x in self._stored()]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        used, keys, values = state.pop("rows")
+        used, pages = state.pop("rows")
         super().__setstate__(state)
         self._allocate()
-        self._keys[used], self._values[used] = keys, values
+        for mine, given in zip(self._stored(), pages, strict=True):
+            mine[used] = given
 
     def _allocate(self) -> None:
         s = self._sizes
         # The rows of a head in one piece: those of pages that follow each other are read as one stream.
-        self._keys, self._values = (np.moveaxis(aligned((s.kv_heads, s.n_pages, s.page, dim), s.dtype), 0, 2)
-                                    for dim in (s.head_dim, s.value_dim))
+        self._keys, *own = (np.moveaxis(aligned((s.kv_heads, s.n_pages, s.page, dim), s.dtype), 0, 2)
+                            for dim in ((s.head_dim,) if s.shared else (s.head_dim, s.value_dim)))
+        self._values = own[0] if own else self._keys[..., :s.value_dim]
+
+    def _stored(self) -> list[Array]:
+        """The pages that have memory of their own."""
+        return [self._keys] if self._sizes.shared else [self._keys, self._values]
 
     def _where(self, ids: ArrayLike, query: ArrayLike, q_lengths: ArrayLike | None) -> tuple[Integers, dict[str, Any]]:
         """Where the rows of each sequence end, and which of the pages have its keys."""

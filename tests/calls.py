@@ -40,6 +40,7 @@ def all_calls(seed=0, q_len=30, kv_len=90, dtype="float32", steep=1):
         cache.append(first, *(x[:kv_len // 2] for x in tokens[1:]))
         ids = first, cache.fork(first)
         cache.append(ids, *(x[:9] for x in tokens[1:]), lengths=[4, 5])
+        cache.truncate(ids[1], kv_len // 2 + 3)
         return cache.attend(ids, tokens[0], q_lengths=[2, q_len - 2], causal=True)
 
     def lazy():

@@ -135,7 +135,7 @@ class Random:
         """With one argument that is something else."""
         found = dict(arguments)
         thing, name = self.one(THINGS), self.one(list(found))
-        endless = (thing is MANY and name in ("q_len", "kv_len", "heads", "buckets")) or (
+        endless = (thing is MANY and ("n_pages" in found or name in ("q_len", "kv_len", "heads", "buckets"))) or (
             name == "matrix" and isinstance(thing, np.ndarray) and thing.size >= MANY)  # align looks at all elements
         found[name] = 2**63 if endless else thing
         return found
@@ -150,7 +150,7 @@ def case(seed):
     over = {name: x for name, x in options.items() if name not in ("q_lengths", "kv_lengths", "sinks")}
     kind = r.one(["attention", "attention_scores", "attention_weights", "weighted_sum", "softmax", "log_softmax",
                   "attention_backward", "softmax_backward", "log_softmax_backward", *PACKED, "merge_states",
-                  "AttentionState", "KVCache", "alibi_slopes", "align", "t5_relative_bias",
+                  "AttentionState", "KVCache", "PagedKVCache", "alibi_slopes", "align", "t5_relative_bias",
                   "t5_relative_bias_backward", "deberta_relative_index", "rollout", *["AttentionWeights"] * 6])
     bad = r.chance(0.5)
     after = []      # calls of methods: name, arguments
@@ -205,6 +205,8 @@ def case(seed):
         else:
             after.append(("attend", {"query": query, "causal": True, "want": r.one([(), "lse"]), "scale": None,
                                      "alibi_slopes": r.one([None, np.ones(heads)])}))
+    elif kind == "PagedKVCache":
+        arguments, after = paged_history(r)
     elif kind == "AttentionWeights":
         if "softcap" in options:
             options["softcap"] = 3.0        # a smaller one makes many weights alike
@@ -257,7 +259,7 @@ def case(seed):
         found = dict(arguments)
         if kind == "rollout" and isinstance(found["layers"], list):
             found["layers"] = [module.AttentionWeights(*x) if isinstance(x, tuple) else x for x in found["layers"]]
-        elif kind not in ("rollout", "KVCache", "alibi_slopes", "align", "t5_relative_bias",
+        elif kind not in ("rollout", "KVCache", "PagedKVCache", "alibi_slopes", "align", "t5_relative_bias",
                       "t5_relative_bias_backward", "deberta_relative_index", "merge_states"):
             found["num_threads"] = threads
         target = WholeState if kind == "AttentionState" and module is reference else getattr(module, kind)
@@ -271,7 +273,8 @@ def case(seed):
             if name.startswith("__"):
                 positional, more = tuple(more.values()), {}
             answer = getattr(result, name)(*positional, **more)
-            result = answer if name == "weights" or name in OF_OTHERS else result
+            result = answer if (name == "weights" and kind == "KVCache") or name in OF_OTHERS else result
+            answer = [W.dense() for W in answer] if name == "weights" and kind == "PagedKVCache" else answer
             if name == "head":
                 answer = answer.dense()
         return answer if after else result
@@ -310,6 +313,43 @@ def packed(r, kind, arrays, q_len, kv_len, options):
     grad = r.random.standard_normal(rows)
     return {"grad_output": grad, **first, "output": grad, "lse": lse, **where, **found,
             "want": r.one(["query", ("query", "key", "value"), "bias"])}
+
+
+def paged_history(r):
+    """Arguments of a paged cache, and changes of it before one question."""
+    heads, group, dim, value_dim = (int(r.random.integers(1, n)) for n in (3, 3, 12, 12))
+    shared = value_dim <= dim and r.chance(0.5)
+    query, key, value = (r.memory(x.swapaxes(0, 1)) for x in inputs(
+        r.random, (), heads * group, heads, int(r.random.integers(9)), int(r.random.integers(30)), dim, value_dim,
+        dtype=r.one(DTYPES)))
+    arguments = {"n_pages": r.one([int(r.random.integers(8)), 90]), "page": int(r.random.integers(1, 7)),
+                 "kv_heads": heads, "head_dim": dim, "value_dim": value_dim,
+                 "dtype": r.one(["float32", "float64", "float16"]), "shared": shared}
+    after, held, given = [("add", {}), ("add", {})], {0: 0, 1: 0}, 2    # the tokens of each sequence, the ids so far
+    for what in ["append", *r.random.choice(["append", "fork", "truncate", "free", "add"], r.random.integers(8))]:
+        ids = r.random.permuted(list(held))[:r.random.integers(1, len(held) + 1)]
+        if what in ("fork", "add"):
+            after.append((what, {"sequence": int(ids[0])} if what == "fork" else {}))
+            held[given], given = held[ids[0]] if what == "fork" else 0, given + 1
+        elif what == "append":
+            lengths = r.random.multinomial(len(key), np.full(len(ids) + 1, 1 / (len(ids) + 1)))[:-1]
+            new = [x[len(key) - lengths.sum():] for x in (key, value)]
+            after.append((what, {"ids": ids, "key": new[0], "value": None if shared else new[1], "lengths": lengths}))
+            held |= {i: held[i] + n for i, n in zip(ids, lengths, strict=True)}
+        elif what == "truncate":
+            lengths = np.array([r.random.integers(held[i] + 1) for i in ids])
+            after.append((what, {"ids": ids, "lengths": lengths}))
+            held |= dict(zip(ids, lengths, strict=True))
+        elif len(held) > 1:
+            after.append((what, {"ids": ids[:1]}))
+            del held[ids[0]]
+    ids = r.random.choice(list(held), r.random.integers(1, 4))
+    rows = r.random.multinomial(len(query), np.full(len(ids), 1 / len(ids)))
+    question = {"ids": ids, "query": query, "q_lengths": rows, "causal": r.one([True, False]),
+                "window": r.one([None, (4, 0)])}
+    after.append(r.one([("attend", question | {"want": r.one([(), "lse", "entropy"])}), ("weights", question),
+                        ("block_table", {"ids": ids})]))
+    return arguments, after
 
 
 def in_pages(r, tokens, bounds):

@@ -14,7 +14,7 @@ from .cache import (
     truncate_args,
 )
 from .options import check_lse
-from .pages import check_room, paged_query, paged_sizes, paged_tokens, sequence_ids
+from .pages import check_room, lengths_left, paged_query, paged_sizes, paged_tokens, sequence_ids
 from .scalars import check_num_threads, integer
 from .stages import SoftmaxArgs, WeightedSumArgs, align_args, softmax_args, weighted_sum_args
 from .states import states_args
@@ -23,6 +23,6 @@ from .varlen import VarlenArgs, check_varlen_names, varlen_args, varlen_backward
 __all__ = ["OPTIONS", "Args", "BackwardArgs", "SoftmaxArgs", "SoftmaxBackwardArgs", "VarlenArgs", "WeightedSumArgs",
            "align_args", "append_args", "attention_args", "backward_args", "cache_sizes", "check_attend",
            "check_cache_want", "check_lse", "check_no_distances", "check_num_threads", "check_room",
-           "check_rows_stay", "check_varlen_names", "integer", "keep_args", "options_of", "paged_query", "paged_sizes",
-           "paged_tokens", "reorder_args", "sequence_ids", "softmax_args", "softmax_backward_args", "states_args",
-           "truncate_args", "varlen_args", "varlen_backward_args", "weighted_sum_args"]
+           "check_rows_stay", "check_varlen_names", "integer", "keep_args", "lengths_left", "options_of", "paged_query",
+           "paged_sizes", "paged_tokens", "reorder_args", "sequence_ids", "softmax_args", "softmax_backward_args",
+           "states_args", "truncate_args", "varlen_args", "varlen_backward_args", "weighted_sum_args"]

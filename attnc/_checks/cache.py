@@ -44,11 +44,7 @@ def cache_sizes(
     value_dim = head_dim if value_dim is None else value_dim
     sizes = {name: integer(name, size, 0, MAX_SIZE) for name, size in (
         ("batch", batch), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim))}
-    if not isinstance(shared, (bool, np.bool_)):
-        raise TypeError(f"shared must be True or False, got {describe(shared)}")
-    if shared and sizes["value_dim"] > sizes["head_dim"]:
-        raise ValueError(f"value_dim is {sizes['value_dim']} and head_dim {sizes['head_dim']}; wanted at most head_dim "
-                         "where values are the first columns of the keys")
+    is_shared = check_shared(shared, sizes["head_dim"], sizes["value_dim"])
     sizes["capacity"] = integer("capacity", capacity, 1, MAX_SIZE)
     dtype = row_dtype(dtype, int8=True)
     bounds = None if window is None else check_window(window)
@@ -61,7 +57,28 @@ def cache_sizes(
             raise ValueError(f"window looks {left} keys back and capacity is {sizes['capacity']}; wanted a capacity of "
                              f"at least {left + 1}, and one more for each further row of a query")
         bounds = left, right
-    return CacheSizes(**sizes, dtype=dtype, window=bounds, shared=bool(shared))
+    return CacheSizes(**sizes, dtype=dtype, window=bounds, shared=is_shared)
+
+
+def check_shared(shared: object, head_dim: int, value_dim: int) -> bool:
+    """Whether values are the first columns of the keys."""
+    if not isinstance(shared, (bool, np.bool_)):
+        raise TypeError(f"shared must be True or False, got {describe(shared)}")
+    if shared and value_dim > head_dim:
+        raise ValueError(f"value_dim is {value_dim} and head_dim {head_dim}; wanted at most head_dim where values are "
+                         "the first columns of the keys")
+    return bool(shared)
+
+
+def given_rows(key: object, value: object, sizes: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values of new tokens as floats; those of a shared cache have no values of their own."""
+    keys = float_array("key", key)
+    if sizes.shared:
+        if value is not None:
+            raise TypeError("value was given to a cache whose values are the first columns of its keys; "
+                            "wanted append(key)")
+        value = keys[..., :sizes.value_dim]
+    return keys, float_array("value", value)
 
 
 def row_dtype(dtype: Any, int8: bool = False) -> np.dtype:
@@ -85,13 +102,7 @@ def append_args(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows as (batch, kv_heads, tokens, dim) views, and how many of them count in each batch element."""
     check_choice("layout", layout, LAYOUTS)
-    key = float_array("key", key)
-    if sizes.shared:
-        if value is not None:
-            raise TypeError("value was given to a cache whose values are the first columns of its keys; "
-                            "wanted append(key)")
-        value = key[..., :sizes.value_dim]
-    value = float_array("value", value)
+    key, value = given_rows(key, value, sizes)
     if layout == "bnhd" and key.ndim == value.ndim == 4:
         key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
     for name, x, dim in (("key", key, sizes.head_dim), ("value", value, sizes.value_dim)):

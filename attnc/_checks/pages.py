@@ -7,7 +7,7 @@ import numpy as np
 
 from .arrays import as_array, check_fits, float_array
 from .attention import check_groups
-from .cache import MAX_SIZE, row_dtype
+from .cache import MAX_SIZE, check_shared, given_rows, row_dtype
 from .options import INT64, integers
 from .scalars import integer
 
@@ -22,7 +22,7 @@ class Pages:
     def rows(self, sequences: Any, kv_len: int) -> np.ndarray:
         """The rows of the first `kv_len` tokens of some sequences, (sequences, 1, kv_len); any behind their lengths."""
         first = self.first[sequences, :-(-kv_len // self.page)]
-        rows = first[:, :, None] + np.arange(self.page)
+        rows = first[:, :, None] + np.arange(min(self.page, kv_len))
         return rows.reshape(len(first), 1, -1)[:, :, :kv_len]
 
 
@@ -95,21 +95,25 @@ class PagedSizes:
     head_dim: int
     value_dim: int
     dtype: np.dtype
+    shared: bool
 
     def shown(self, sequences: int, free: int) -> str:
         """The arguments of the cache and what it holds, for its repr."""
         value_dim = "" if self.value_dim == self.head_dim else f", value_dim={self.value_dim}"
         return (f"n_pages={self.n_pages}, page={self.page}, kv_heads={self.kv_heads}, head_dim={self.head_dim}"
-                f"{value_dim}, dtype={self.dtype.name}; {sequences} sequences, {free} pages free")
+                f"{value_dim}, dtype={self.dtype.name}{', shared=True' * self.shared}; {sequences} sequences, {free} "
+                "pages free")
 
 
 def paged_sizes(
-        n_pages: object, page: object, kv_heads: object, head_dim: object, value_dim: object, dtype: Any) -> PagedSizes:
+        n_pages: object, page: object, kv_heads: object, head_dim: object, value_dim: object, dtype: Any,
+        shared: object) -> PagedSizes:
     """The arguments of the constructor."""
     sizes = {name: integer(name, size, low, MAX_SIZE) for name, size, low in (
         ("n_pages", n_pages, 0), ("page", page, 1), ("kv_heads", kv_heads, 0), ("head_dim", head_dim, 0),
         ("value_dim", head_dim if value_dim is None else value_dim, 0))}
-    return PagedSizes(**sizes, dtype=row_dtype(dtype))
+    return PagedSizes(**sizes, dtype=row_dtype(dtype),
+                      shared=check_shared(shared, sizes["head_dim"], sizes["value_dim"]))
 
 
 def sequence_ids(
@@ -159,13 +163,24 @@ def paged_tokens(
         key: object, value: object, lengths: object, sizes: PagedSizes, sequences: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Packed keys and values (tokens, heads, dim), and how many of them each sequence has."""
-    found = float_array("key", key), float_array("value", value)
+    found = given_rows(key, value, sizes)
     for name, x, dim in zip(("key", "value"), found, (sizes.head_dim, sizes.value_dim), strict=True):
         wanted = len(found[0]) if found[0].ndim == 3 else "tokens", sizes.kv_heads, dim
         if x.shape != wanted:
             raise ValueError(f"{name} has shape {x.shape}; wanted (tokens, kv_heads, dim) = "
                              f"({', '.join(map(str, wanted))})")
     return *found, counts_of("lengths", lengths, len(found[0]), "key", sequences)
+
+
+def lengths_left(lengths: object, ids: list[int], held: Any) -> list[int]:
+    """How many of its first tokens each sequence keeps: no more than it has, `held`."""
+    found = integers("lengths", lengths, 0)
+    check_fits("lengths", found.shape, (len(ids),), "an integer or (len(ids),)")
+    kept: list[int] = np.broadcast_to(found, (len(ids),)).tolist()
+    for i, length in zip(ids, kept, strict=True):
+        if length > held[i]:
+            raise ValueError(f"lengths asks for {length} tokens of sequence {i}, which has {held[i]}; wanted no more")
+    return kept
 
 
 def check_room(needed: int, free: int, sizes: PagedSizes) -> None:

@@ -6,7 +6,15 @@ from typing import Any, Unpack, cast, overload
 
 import numpy as np
 
-from .._checks import check_room, check_varlen_names, paged_query, paged_sizes, paged_tokens, sequence_ids
+from .._checks import (
+    check_room,
+    check_varlen_names,
+    lengths_left,
+    paged_query,
+    paged_sizes,
+    paged_tokens,
+    sequence_ids,
+)
 from .._lock import Locked
 from .._types import Array, ArrayLike, DTypeLike, Integers, VarlenOptions, Wanted
 from ..results import AttentionResult
@@ -31,9 +39,9 @@ class PagedKVCache(Locked):
     """
 
     def __init__(self, n_pages: int, page: int, kv_heads: int, head_dim: int, value_dim: int | None = None, *,
-                 dtype: DTypeLike) -> None:
+                 dtype: DTypeLike, shared: bool = False) -> None:
         super().__init__()
-        self._sizes = paged_sizes(n_pages, page, kv_heads, head_dim, value_dim, dtype)
+        self._sizes = paged_sizes(n_pages, page, kv_heads, head_dim, value_dim, dtype, shared)
         self._issued = 0
         self._tokens: dict[int, tuple[Array, Array]] = {}       # keys and values (tokens, kv_heads, dim)
         self._pages: dict[int, list[int]] = {}
@@ -79,7 +87,18 @@ class PagedKVCache(Locked):
             self._tokens = {i: x for i, x in self._tokens.items() if i not in ended}
             self._pages = {i: x for i, x in self._pages.items() if i not in ended}
 
-    def append(self, ids: ArrayLike, key: ArrayLike, value: ArrayLike, *, lengths: ArrayLike | None = None) -> None:
+    def truncate(self, ids: ArrayLike, lengths: ArrayLike) -> None:
+        """Drop the last tokens of sequences."""
+        with self._turn():
+            chosen = sequence_ids("ids", ids, self._tokens, self._issued, once=True)
+            left = dict(zip(chosen, lengths_left(lengths, chosen, self.lengths), strict=True))
+            tokens = {i: (self._tokens[i][0][:n], self._tokens[i][1][:n]) for i, n in left.items()}
+            self._tokens = self._tokens | tokens
+            self._pages = self._pages | {i: self._pages[i][:-(-n // self._sizes.page)] for i, n in left.items()}
+
+    def append(
+            self, ids: ArrayLike, key: ArrayLike, value: ArrayLike | None = None, *,
+            lengths: ArrayLike | None = None) -> None:
         """Append tokens to sequences: all those of the first, then those of the second, and so on."""
         with self._turn():
             chosen = sequence_ids("ids", ids, self._tokens, self._issued, once=True)

@@ -29,6 +29,7 @@ class History:
     def __init__(self, seed, **sizes):
         self.random = np.random.default_rng(seed)
         self.caches = [made(module, **sizes) for module in (attnc, reference)]
+        self.shared = sizes.get("shared", False)
         self.refused = 0
 
     def both(self, name, *args, **options):
@@ -47,7 +48,7 @@ class History:
 
     def step(self):
         random, (cache, twin) = self.random, self.caches
-        action = random.choice(["add", "fork", "free", "append", "append", "attend"])
+        action = random.choice(["add", "fork", "free", "append", "append", "append", "truncate", "attend"])
         if action in ("add", "fork"):
             source = self.some(1) if action == "fork" else []
             a, b = self.both(action if source else "add", *source)
@@ -56,7 +57,12 @@ class History:
         elif action == "append":
             ids = self.some(3)
             counts = random.integers(0, 7, len(ids))
-            a, b = self.both(action, ids, *tokens(random, int(counts.sum())), lengths=counts)
+            key, value = tokens(random, int(counts.sum()))
+            a, b = self.both(action, ids, key, None if self.shared else value, lengths=counts)
+        elif action == "truncate":
+            ids = self.some(2)
+            a, b = self.both(action, ids, [random.integers(max(cache.lengths[i] - 6, 0), cache.lengths[i] + 1)
+                                           for i in ids])
         else:
             ids = self.some(4)
             rows = random.integers(0, 4, len(ids))
@@ -75,7 +81,7 @@ class History:
 @pytest.mark.parametrize("page", [1, 3, 16])
 @pytest.mark.parametrize("history", range(3))
 def test_the_twin_through_a_random_history(isa, history, page, seed):
-    both = History(seed * 97 + history, page=page, n_pages=max(40 // page, 4))
+    both = History(seed * 97 + history, page=page, n_pages=max(40 // page, 4), shared=history == 1)
     for _ in range(150):
         both.step()
     assert both.refused
@@ -144,6 +150,87 @@ def test_one_fork_of_two_in_one_append(seed):
     np.testing.assert_allclose(*(cache.attend([1, 0], query) for cache in caches), atol=1e-6)
 
 
+def test_truncate_gives_back_pages_and_never_writes_into_shared_ones(isa, seed):
+    random = np.random.default_rng(seed)
+    cache = made()
+    one = cache.add()
+    first = tokens(random, 11)
+    cache.append(one, *first)
+    two = cache.fork(one)
+    query = normal(random, (1, 4, 8))
+    whole = cache.attend(one, query)
+    cache.truncate(two, 5)                          # one token in the second page, which the first sequence fills
+    assert cache.lengths == {one: 11, two: 5} and cache.free_pages == 9
+    assert cache.block_table([one, two]).tolist() == [[0, 1, 2], [0, 1, -1]]
+    more = tokens(random, 2)
+    cache.append(two, *more)
+    assert cache.block_table(two).tolist() == [[0, 3]]
+    assert_same_bits(cache.attend(one, query), whole)
+    assert_same_bits(cache.attend(two, query), attnc.attention(query, *(
+        np.concatenate((x[:5], y)) for x, y in zip(first, more, strict=True)), layout="bnhd"))
+    cache.truncate([one, two], [4, 0])
+    assert cache.free_pages == 11 and cache.block_table([one, two]).tolist() == [[0], [-1]]
+    cache.truncate(one, 4)                          # no change
+    assert cache.lengths == {one: 4, two: 0}
+    cache.free([one, two])
+    assert cache.free_pages == 12
+
+
+SHARED = {"head_dim": 36, "value_dim": 32, "kv_heads": 1}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_that_are_columns_of_the_keys(isa, dtype, seed):
+    """Latents of multi-head latent attention: the bits of a cache with both, in the memory of the keys."""
+    random = np.random.default_rng(seed)
+    one, two = (attnc.PagedKVCache(20, 4, **SHARED, dtype=dtype_of(dtype), shared=shared) for shared in (True, False))
+    key, more, query = (normal(random, (n, heads, 36), dtype) for n, heads in ((31, 1), (5, 1), (9, 8)))
+    assert one.nbytes * 68 == two.nbytes * 36 and np.shares_memory(one.keys, one.values)
+    assert "shared=True" in repr(one) and "shared" not in repr(two)
+    found = []
+    for cache in one, two:
+        ids = [cache.add(), cache.add()]
+        for x, lengths in (key, [22, 9]), (more, [1, 4]):
+            cache.append(ids, x, None if cache is one else x[..., :32], lengths=lengths)
+        ids.append(cache.fork(ids[0]))
+        cache.append(ids[2], more[:2], *([] if cache is one else [more[:2, :, :32]]))      # copies the last page
+        got = cache.attend(ids, query, q_lengths=[2, 6, 1], causal=True, want="lse")
+        found.append([got.output, got.lse, np.ascontiguousarray(cache.values), *(
+            W.dense() for W in cache.weights(ids, query, q_lengths=[2, 6, 1]))])
+    for x, y in zip(*found, strict=True):
+        assert_same_bits(x, y)
+
+
+@MODULES
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_of_shared_values(module, way, seed):
+    cache = module.PagedKVCache(6, 4, **SHARED, dtype="float32", shared=True)
+    key, query = normal(np.random.default_rng(seed), (7, 1, 36)), np.ones((1, 8, 36), "f")
+    cache.append(cache.add(), key)
+    before, other = cache.attend(0, query), way(cache)
+    other.truncate(0, 2)
+    other.append(0, key[:3])
+    assert_same_bits(cache.attend(0, query), before)
+    assert_same_bits(other.attend(0, query), module.attention(
+        query, *(np.concatenate((key[:2], key[:3]))[..., :n] for n in (36, 32)), layout="bnhd"))
+    if module is attnc:
+        assert np.shares_memory(other.keys, other.values) and not np.shares_memory(other.keys, cache.keys)
+
+
+@MODULES
+@pytest.mark.parametrize("error, call, words", [
+    (ValueError, lambda m: m.PagedKVCache(4, 2, 1, 8, 9, dtype="float32", shared=True),
+     "value_dim is 9 and head_dim 8; wanted at most head_dim"),
+    (TypeError, lambda m: m.PagedKVCache(4, 2, 1, 8, dtype="float32", shared=1), "shared must be True or False"),
+    (TypeError, lambda m: m.PagedKVCache(4, 2, **SHARED, dtype="float32", shared=True).append(
+        [], np.zeros((0, 1, 36)), np.zeros((0, 1, 32))), "value was given to a cache whose values are the first col"),
+    (TypeError, lambda m: made(m).append([], np.zeros((0, 2, 8))), "value must be an array, got None"),
+])
+def test_errors_of_shared_values(module, error, call, words):
+    with pytest.raises(error, match=words):
+        call(module)
+
+
 @MODULES
 def test_without_room_nothing_is_written(module, seed):
     random = np.random.default_rng(seed)
@@ -188,6 +275,13 @@ def test_without_room_nothing_is_written(module, seed):
     (ValueError, lambda c: c.append(1, np.ones((3, 1, 8)), np.ones((3, 2, 6))), r"key has shape \(3, 1, 8\); wanted "
      r"\(tokens, kv_heads, dim\) = \(3, 2, 8\)"),
     (TypeError, lambda c: c.append(1, np.ones((3, 2, 8), complex), np.ones((3, 2, 6))), "key has dtype complex128"),
+    (ValueError, lambda c: c.truncate(1, 4), "lengths asks for 4 tokens of sequence 1, which has 3; wanted no more"),
+    (ValueError, lambda c: c.truncate([1, 2], [1, 7]), "lengths asks for 7 tokens of sequence 2, which has 3"),
+    (ValueError, lambda c: c.truncate([1, 2], [1, 1, 1]), r"lengths has shape \(3,\); wanted an integer or \(len\(ids"),
+    (ValueError, lambda c: c.truncate(1, -1), "lengths must be an integer from 0"),
+    (TypeError, lambda c: c.truncate(1, 1.0), "lengths must be an integer"),
+    (ValueError, lambda c: c.truncate([1, 1], 1), "ids names sequence 1 twice"),
+    (ValueError, lambda c: c.truncate([1, 0], 0), "ids names sequence 0, which was freed"),
     (ValueError, lambda c: c.attend([1, 2], np.ones((3, 4, 8))), "query has 3 tokens for 2 sequences; .* q_lengths="),
     (ValueError, lambda c: c.attend([1, 2], np.ones((3, 4, 8)), q_lengths=[1, 1]), "q_lengths sums to 2; wanted 3"),
     (ValueError, lambda c: c.attend([], np.ones((3, 4, 8))), "query has 3 tokens for 0 sequences"),
@@ -314,7 +408,7 @@ def test_a_handler_within_a_call_of_its_thread():
     cache.append(cache.add(), *tokens(np.random.default_rng(0), 3))
     within = "PagedKVCache is used within a call of the same thread"
     with cache._lock:
-        for call in (cache.add, lambda: cache.fork(0), lambda: cache.free(0),
+        for call in (cache.add, lambda: cache.fork(0), lambda: cache.free(0), lambda: cache.truncate(0, 1),
                      lambda: cache.attend(0, np.ones((1, 4, 8)))):
             with pytest.raises(RuntimeError, match=within):
                 call()

@@ -295,8 +295,8 @@ def test_an_interrupted_cache_is_as_before_or_as_after(change, dtype, request):
 
 @pytest.mark.parametrize("change", [
     lambda cache: cache.append([0, 2], *(x[0].swapaxes(0, 1) for x in rows_of(6)), lengths=[1, 5]),
-    lambda cache: cache.fork(0), lambda cache: cache.free([2, 0]),
-], ids=["append", "fork", "free"])
+    lambda cache: cache.fork(0), lambda cache: cache.free([2, 0]), lambda cache: cache.truncate([0, 1], [3, 0]),
+], ids=["append", "fork", "free", "truncate"])
 def test_an_interrupted_paged_cache_is_as_before_or_as_after(change):
     def state(cache):
         if cache is None:
