@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _call
 from ._checks import Args
-from ._slices import part
+from ._slices import offset_of, part
 
 ELEMENTS = 1 << 22      # of a gathered option, or of lists, in one call of the kernels
 OVER_KEYS = ("mask", "block_mask", "key_mask", "bias", "relative_bias", "q_segments")
@@ -27,10 +27,14 @@ def attend(a: Args, output: np.ndarray, wanted: dict[str, np.ndarray], key_rows:
     heads, _, n = a.key_indices.shape[-3:]
     # Lists of query heads that share a key head: a call for each key head, of which all heads read that one.
     calls = a.kv_heads if heads == a.q_heads != a.kv_heads else 1
+    results = {name: x.reshape(*a.batch, a.q_heads, a.q_len) for name, x in wanted.items()}
+    if calls == 1 and n * math.prod(a.batch) * a.q_heads * a.q_len <= ELEMENTS:
+        if a.q_len:
+            _attend(a, output, results, key_rows)
+        return
     gathered = any(getattr(a, name) is not None for name in OVER_KEYS)
     row = n * math.prod(a.batch) * (a.q_heads if gathered else heads)
     step = max(1, ELEMENTS // max(row, 1))
-    results = {name: x.reshape(*a.batch, a.q_heads, a.q_len) for name, x in wanted.items()}
     for i in range(calls):
         group = slice(i * a.q_heads // calls, (i + 1) * a.q_heads // calls)
         for first in range(0, a.q_len, step):
@@ -87,32 +91,37 @@ def _used(a: Args) -> tuple[np.ndarray, np.ndarray | None]:
 def _rows_as_batch(a: Args, keys: np.ndarray, counts: np.ndarray | None) -> Args:
     """Arguments with the axis of rows as the last batch axis, one row, and n keys."""
     assert a.value is not None
-    rows, (heads, n) = np.arange(a.q_len), keys.shape[-2:]
+    heads, n = keys.shape[-2:]
     b = copy.copy(a)
+    b.two_d = False
     b.batch, b.q_len, b.kv_len, b.kv_heads = (*a.batch, a.q_len), 1, n, a.kv_heads if heads == 1 else heads
     b.query = a.query.swapaxes(-2, -3)[..., None, :]
     b.key, b.value = a.key[..., None, :, :, :], a.value[..., None, :, :, :]
     if b.kv_heads != a.kv_heads:
         b.key, b.value = (np.broadcast_to(x, (*x.shape[:-3], heads, *x.shape[-2:])) for x in (b.key, b.value))
-    b.q_offset = np.asarray(a.q_offset)[..., None] + rows
-    b.q_lengths = None if a.q_lengths is None else (rows < a.q_lengths[..., None]).astype(np.int64)
+    if a.q_lengths is not None:
+        b.q_lengths = (np.arange(a.q_len) < a.q_lengths[..., None]).astype(np.int64)
     b.kv_lengths = None if counts is None else counts.max(-1, initial=0)
-    if a.causal or a.window is not None or a.alibi_slopes is not None:
+    b.q_offset = b.k_positions = None
+    if a.causal or a.window is not None or a.alibi_slopes is not None:      # what reads a position
+        b.q_offset = np.asarray(offset_of(a))[..., None] + np.arange(a.q_len)
         b.k_positions = keys
         if a.k_positions is not None:
             b.k_positions = _pick(a.k_positions[..., None, :, :] if a.k_positions.ndim > 1 else a.k_positions, keys)
     if a.alibi_slopes is not None and a.alibi_slopes.ndim > 1:
         b.alibi_slopes = a.alibi_slopes[..., None, :]
     b.mask = _seen(a, keys, counts)
-    b.bias, b.relative_bias = (None if x is None else _pick(_rows_first(x), _each_head(keys, a))[..., None, :]
-                               for x in (a.bias, a.relative_bias))
+    for name, x in (("bias", a.bias), ("relative_bias", a.relative_bias)):
+        if x is not None:
+            setattr(b, name, _pick(_rows_first(x), _each_head(keys, a))[..., None, :])
     b.key_indices = b.block_mask = b.key_mask = b.q_segments = b.k_segments = None
     return b
 
 
 def _seen(a: Args, keys: np.ndarray, counts: np.ndarray | None) -> np.ndarray | None:
     """What the masks say of each row's keys, (..., q_len, heads, 1, n)."""
-    named, seen = _each_head(keys, a), []
+    seen: list[np.ndarray] = []
+    named = _each_head(keys, a)
     if counts is not None and (counts != counts[..., :1]).any():
         seen.append(_each_head(np.arange(keys.shape[-1]) < counts[..., None], a))
     if a.mask is not None:

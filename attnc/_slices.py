@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,19 +26,12 @@ def part(a: Args, *, batch: tuple[slice, ...] = (), heads: slice = ALL, rows: sl
     r1, k1 = max(r0, r1), max(k0, k1)
     heads, rows, keys = slice(h0, h1), slice(r0, r1), slice(k0, k1)
     kv_heads = slice(h0 // a.heads_per_kv, -(-h1 // a.heads_per_kv))
-    some = Args()
-    for name in Args.__slots__:
-        setattr(some, name, getattr(a, name, None))
+    some = copy.copy(a)
     some.two_d = False
     some.batch = tuple(len(range(*one.indices(length))) for one, length in zip(batch, a.batch, strict=True)) \
         if batch else a.batch
     some.q_len, some.kv_len, some.q_heads, some.kv_heads = r1 - r0, k1 - k0, h1 - h0, kv_heads.stop - kv_heads.start
-    offset: int | np.ndarray
-    if a.q_offset is not None:
-        offset = a.q_offset
-    else:
-        q_lengths = a.q_len if a.q_lengths is None else a.q_lengths
-        offset = (a.kv_len if a.kv_lengths is None else a.kv_lengths) - q_lengths
+    offset = offset_of(a)
     some.query = _cut(a.query, batch, (heads, rows, ALL))
     some.key = _cut(a.key, batch, (kv_heads, keys, ALL))
     some.key_scale = _cut_option(a.key_scale, batch, (kv_heads, keys))
@@ -71,6 +65,13 @@ def part(a: Args, *, batch: tuple[slice, ...] = (), heads: slice = ALL, rows: sl
     if a.kv_lengths is not None:
         some.kv_lengths = np.clip(_cut(a.kv_lengths, batch, ()) - k0, 0, k1 - k0)
     return some
+
+
+def offset_of(a: Args) -> int | np.ndarray:
+    """The position of the first row, by default that which puts the last row at the last key."""
+    if a.q_offset is not None:
+        return a.q_offset
+    return (a.kv_len if a.kv_lengths is None else a.kv_lengths) - (a.q_len if a.q_lengths is None else a.q_lengths)
 
 
 def one_head(a: Args, places: tuple[int, ...]) -> Args:

@@ -54,14 +54,18 @@ def check_key_indices(key_indices: object, a: Args) -> np.ndarray:
 
 def ascending(lists: np.ndarray) -> np.ndarray:
     """Lists of keys in ascending order, each key once; -1 is none, and comes first. A copy unless they are so."""
-    step = lists[..., 1:] - lists[..., :-1]
-    if not ((step > 0) | ((step == 0) & (lists[..., 1:] < 0))).all():
+    if not (lists[..., 1:] > lists[..., :-1]).all() and not _ascends_from_none(lists):
         lists = np.sort(lists, -1)
         again = lists[..., 1:] == lists[..., :-1]
         if (again & (lists[..., 1:] >= 0)).any():
             lists[..., 1:][again] = -1
             lists.sort(-1)
     return lists if lists.strides[-1] == lists.itemsize else np.ascontiguousarray(lists)
+
+
+def _ascends_from_none(lists: np.ndarray) -> bool:
+    """Whether lists ascend, but for -1 that is repeated."""
+    return bool(((lists[..., 1:] > lists[..., :-1]) | (lists[..., 1:] == -1) & (lists[..., :-1] == -1)).all())
 
 
 def keys_within(lists: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -234,6 +238,8 @@ def integers(name: str, x: object, low: int = -2**63, high: int = 2**63 - 1) -> 
         raise TypeError(f"{name} must be an integer or an array of integers, got {came}")
     if x.size and not (low <= int(x.min()) and int(x.max()) <= high):
         raise ValueError(f"{name} must be from {low} to {high}, got values from {x.min()} to {x.max()}")
+    if x.dtype is INT64 and x.flags.aligned:
+        return x
     return np.require(x, INT64, "A")         # aligned: the kernels read whole integers
 
 
