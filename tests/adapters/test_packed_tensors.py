@@ -1,5 +1,6 @@
 """Packed sequences of tensors: jagged tensors in the adapter for torch, cu_seq_lens in that for transformers."""
 
+import contextlib
 import re
 
 import numpy as np
@@ -132,18 +133,37 @@ def test_the_output_has_the_lengths_of_the_query():
     (ValueError, {"key": "bnhd", "value": "bnhd"}, r"key has 4 axes, of which axis 1 is jagged; wanted \(batch, heads"),
     (ValueError, {"query": "gaps"}, "query has gaps between its examples"),
     (ValueError, {"query": "complex"}, "query must be .* got dtype torch.complex64"),
+    (TypeError, {"key": "double"}, "query, key and value must have one dtype, got torch.float32, torch.float64 and "),
+    (TypeError, {"query": "half"}, "must have one dtype, got torch.float16, torch.float32 and torch.float32"),
+    (TypeError, {"query": "ints"}, "query must be of a floating-point dtype, got torch.int64"),
 ])
 def test_jagged_tensors_that_are_refused(error, change, words):
     with torch.no_grad():
         query, key, value = qkv()
         make = {"2 heads": lambda: jagged(key[:, :2], KEYS), "rows": lambda: jagged(query, ROWS),
                 "bnhd": lambda: jagged(key, KEYS, layout="bnhd"), "complex": lambda: jagged(query.cfloat(), ROWS),
+                "double": lambda: jagged(key.double(), KEYS), "half": lambda: jagged(query.half(), ROWS),
+                "ints": lambda: jagged(query.long(), ROWS),
                 "gaps": lambda: torch.nested.nested_tensor_from_jagged(
                     query, bounds(ROWS), torch.tensor(ROWS) // 2, jagged_dim=1).transpose(1, 2)}
         given = dict(zip(("query", "key", "value"), nested(query, key, value), strict=True))
         given |= {name: make[x]() if isinstance(x, str) else x for name, x in change.items()}
         with pytest.raises(error, match=words):
             adapter.scaled_dot_product_attention(**given)
+
+
+def test_mixed_dtypes_of_jagged_tensors():
+    """torch refuses them, also under `patch`, unless autocast makes them one; `attention` promotes them."""
+    with torch.no_grad():
+        query, key, value = nested(*qkv())
+        key = jagged(qkv()[1].detach().double(), KEYS)
+        assert adapter.attention(query, key, value).dtype is torch.float64
+        for context in adapter.patch, contextlib.nullcontext:
+            with context(), pytest.raises(ValueError, match="Expected query, key, and value to have the same dtype"):
+                functional.scaled_dot_product_attention(query, key, value)
+        key = jagged(qkv()[1].detach().bfloat16(), KEYS)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert adapter.scaled_dot_product_attention(query, key, value).dtype is torch.bfloat16
 
 
 def test_what_is_wanted_of_jagged_tensors_and_their_gradients():

@@ -76,7 +76,7 @@ def scaled_dot_product_attention(
         raise ValueError(f"attnc has no dropout: dropout_p must be 0, got {dropout_p}")
     if any([_packed.is_jagged(x) for x in (query, key, value)]):
         given = packed_options(query, key, attn_mask, is_causal, scale, enable_gqa)
-        return _packed.jagged(query, key, value, (), given)
+        return _packed.jagged(query, key, value, (), given, one_dtype=True)
     *operands, options = arguments_of(query, key, value, attn_mask, is_causal, scale, enable_gqa)
     order = None if query.is_contiguous() else order_of(query, key, value, attn_mask, enable_gqa)
     query, key, value = operands

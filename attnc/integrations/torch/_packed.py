@@ -74,9 +74,12 @@ def is_jagged(*tensors: Any) -> bool:
     return all([isinstance(x, torch.Tensor) and x.is_nested and x.layout is torch.jagged for x in tensors])
 
 
-def jagged(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, want: Any,
-           options: dict[str, Any]) -> torch.Tensor | attnc.AttentionResult:
-    """`attnc.attention_varlen` of jagged tensors (batch, heads, lengths, dim), each example a sequence."""
+def jagged(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, want: Any, options: dict[str, Any],
+           one_dtype: bool = False) -> torch.Tensor | attnc.AttentionResult:
+    """`attnc.attention_varlen` of jagged tensors (batch, heads, lengths, dim), each example a sequence.
+
+    With `one_dtype` other dtypes are refused as torch refuses them.
+    """
     names = (want,) if isinstance(want, str) else tuple(want)
     if not {"lse"}.issuperset(names):
         raise ValueError(f"want must be out of 'lse' for jagged tensors, got {want!r}")
@@ -89,6 +92,8 @@ def jagged(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, want: An
         tokens, offsets = _tokens(name, x, ragged)
         packed.append(tokens)
         bounds.append(offsets)
+    if one_dtype:
+        _tensors.check_one_dtype(*_tensors.autocast(*packed))
     if bounds[2] is not bounds[1] and not torch.equal(bounds[2], bounds[1]):
         raise ValueError("value has other lengths than key; wanted equal ones")
     output, lse = attend(packed[0], packed[1], packed[2], bounds[0], bounds[1], options)
@@ -107,7 +112,7 @@ def _tokens(name: str, x: torch.Tensor, ragged: int) -> tuple[torch.Tensor, torc
     if x.lengths() is not None:
         raise ValueError(f"{name} has gaps between its examples; wanted {name}.contiguous()")
     tokens = (x.transpose(1, 2) if ragged == 2 else x).values()
-    _tensors.check(name, tokens)
+    _tensors.check_floating(name, tokens)
     return tokens, x.offsets()
 
 

@@ -17,8 +17,7 @@ def arguments_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, at
     query, key, value = _tensors.autocast(query, key, value)
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask and is_causal=True were given; wanted one of them")
-    if not query.dtype == key.dtype == value.dtype:
-        raise TypeError(f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}")
+    _tensors.check_one_dtype(query, key, value)
     options: dict[str, Any] = {"scale": scale, "causal": is_causal, "q_offset": 0 if is_causal else None}
     if attn_mask is not None:
         _tensors.check("attn_mask", attn_mask)
@@ -43,9 +42,7 @@ def packed_options(query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tens
 def check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
     """Raise unless these are tensors that attnc computes with."""
     for name, x in (("query", query), ("key", key), ("value", value)):
-        _tensors.check(name, x)
-        if not x.dtype.is_floating_point:
-            raise TypeError(f"{name} must be of a floating-point dtype, got {x.dtype}")
+        _tensors.check_floating(name, x)
 
 
 def order_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None,

@@ -112,6 +112,19 @@ def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(x if x.dtype is torch.float64 or not x.is_cpu else x.to(dtype) for x in tensors)
 
 
+def check_floating(name: str, x: torch.Tensor) -> None:
+    """Raise unless this is a tensor of floats that attnc computes with."""
+    check(name, x)
+    if not x.dtype.is_floating_point:
+        raise TypeError(f"{name} must be of a floating-point dtype, got {x.dtype}")
+
+
+def check_one_dtype(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    """Raise for mixed dtypes, which torch's function refuses."""
+    if not query.dtype == key.dtype == value.dtype:
+        raise TypeError(f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}")
+
+
 def need_gradients(tensors: dict[str, torch.Tensor]) -> bool:
     """Whether an input or option requires grad; an error if there is no gradient for it."""
     found = [name for name, x in tensors.items() if x.requires_grad]
