@@ -130,10 +130,28 @@ def test_what_does_not_continue(decoder):
 
 
 def test_what_cannot_be_joined(decoder):
-    for what, match in [("map", "a map cannot be joined"), (lambda weights, call: 3, r"result cannot be.*'int'"),
+    for what, match in [(lambda weights, call: 3, r"result cannot be.*'int'"),
                         (lambda weights, call: weights.dense().sum(-2)[..., 0], r"result cannot be.*\(2, 2\)")]:
         with pytest.raises(ValueError, match=match):
             steps(decoder, what).join()
+
+
+@pytest.mark.parametrize("what, bins", [("map", (64, 64)), ("map", (7, 7)), ("map", (4, 7)), ("map", (5, 9)),
+                                        (("map", "weights"), (3, 2)), (("weights", "map"), (5, 4))], ids=str)
+def test_maps(decoder, what, bins):
+    """Exactly that of one pass over all tokens: from maps with a bin for each row and key, or from the weights."""
+    joined, wanted = steps(decoder, what, bins=bins).join(), whole(decoder, what, bins=bins)
+    for record, one in zip(joined, wanted, strict=True):
+        assert record.map.shape == one.map.shape and record.map.dtype == one.map.dtype
+        np.testing.assert_allclose(record.map, one.map, rtol=0, atol=1e-6)
+
+
+def test_maps_of_bins_that_do_not_fit_together(decoder):
+    with pytest.raises(ValueError, match=r"'inner' cannot be joined: at step 1 its \(2, 2, 1, 4\) bins are fewer than "
+                                         r"the weights \(2, 2, 1, 5\); wanted \"weights\" beside"):
+        steps(decoder, "map", bins=(4, 4)).join()
+    none = steps(decoder, "map", rows=slice(0, 0)).join()
+    assert none[0].shape == (2, 2, 0, 7) and not none[0].map.any()
 
 
 def test_weights_whose_keys_are_others(decoder):

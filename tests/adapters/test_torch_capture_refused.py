@@ -35,6 +35,8 @@ def test_what_is_asked_for_must_exist(x):
             (ValueError, "'shape', which a record uses", {"what": {"shape": lambda w, c: 1}}),
             (ValueError, "'relevance', which a record uses", {"what": {"relevance": lambda w, c: 1}}),
             (ValueError, "wanted functions by names", {"what": {"x": "entropy"}}),
+            (ValueError, "layers is empty; wanted at least one layer, or None", {"layers": []}),
+            (ValueError, "heads is empty; wanted at least one layer, or None", {"heads": {}}),
             (ValueError, "layers has 'cross'; no module", {"layers": "cross"}),
             (ValueError, "heads has 'cross'; no module", {"heads": {"cross": [0]}}),
             (ValueError, "layers has 2, for which no attention was called; .* 2 calls", {"layers": [0, 2]}),

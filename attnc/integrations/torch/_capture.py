@@ -109,9 +109,12 @@ class _Collector(_calls.Watcher):
         self.same_heads = None if heads is None or self.heads is not None else head_list(heads)
         if layers is None and self.heads is not None:
             layers = list(self.heads)
+        if layers is not None and not (given := layer_list(layers)):
+            empty = "heads" if self.heads == {} else "layers"
+            raise ValueError(f"{empty} is empty; wanted at least one layer, or None for all")
         names = {name: self.names[id(x)] for name, x in model.named_modules(remove_duplicate=False)}
         self.of_heads = [(Place("heads", x, names), head_list(chosen)) for x, chosen in (self.heads or {}).items()]
-        self.layers = None if layers is None else [Place("layers", x, names) for x in layer_list(layers)]
+        self.layers = None if layers is None else [Place("layers", x, names) for x in given]
         self.count, self._order = 0, _Order()
         self.holders: dict[str, bool] = {}      # modules that ran and hold a MultiheadAttention: a call was observed
         self.records = Records()
@@ -158,7 +161,7 @@ class _Collector(_calls.Watcher):
             return
         heads = fitting[0] if fitting else self.same_heads
         record = AttentionRecord(layer=layer, call=call, index=index, shape=(), q_len=seen.query.shape[-2],
-                                 reordered=reordered)
+                                 reordered=reordered, _bins=self.bins)
         self._fill(record, seen, heads)
         self.records.append(record)
 

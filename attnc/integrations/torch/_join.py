@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ROWS = ("entropy", "effective_keys", "max", "argmax", "mean_position", "mean_distance", "lse")     # (..., rows)
 _KEYS = ("key_mass", "key_max")                                                                     # (..., keys)
 _OF_KEYS = (*_KEYS, "weights", "value")
-_PLACE = ("layer", "call", "index", "shape", "q_len", "reordered")
+_PLACE = ("layer", "call", "index", "shape", "q_len", "reordered", "_bins")
 
 
 def join(records: Sequence[SimpleNamespace], beam_indices: ArrayLike | None) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def join(records: Sequence[SimpleNamespace], beam_indices: ArrayLike | None) -> 
     found = {name: _joined(name, records) for name in names}
     shape = (*last.shape[:-2], sum(x.shape[-2] for x in records), last.shape[-1])
     return dict(layer=first.layer, call=first.call, index=first.index, shape=shape,
-                q_len=sum(x.q_len for x in records), reordered=False, **found)
+                q_len=sum(x.q_len for x in records), reordered=False, _bins=first._bins, **found)
 
 
 def _check_steps(records: Sequence[SimpleNamespace]) -> None:
@@ -77,9 +77,28 @@ def _joined(name: str, records: Sequence[SimpleNamespace]) -> Any:
     if name == "weights":
         return _joined_weights(records[0].layer, values)
     if name == "map":
-        raise ValueError("a map cannot be joined to that of other steps; ask for it of the joined weights")
+        return _joined_map(records)
     axis, dense = _axis_of_rows(name, values, records)
     return np.concatenate([_padded(x, keys) for x in values] if dense else values, axis)
+
+
+def _joined_map(records: Sequence[SimpleNamespace]) -> Any:
+    """The map of all rows, from the weights, or from maps that have a bin for each row and key."""
+    first, last = records[0], records[-1]
+    rows, keys = sum(x.shape[-2] for x in records), last.shape[-1]
+    bins = tuple(max(1, min(x)) for x in zip(first._bins, (rows, keys), strict=True))
+    if hasattr(first, "weights"):
+        return _joined_weights(first.layer, [x.weights for x in records]).map(bins)
+    if not rows:
+        return last.map         # of zeros
+    for step, x in enumerate(records):
+        if x.map.shape[-2:] != x.shape[-2:]:
+            raise ValueError(f"the map of {first.layer!r} cannot be joined: at step {step} its {x.map.shape} bins are "
+                             f"fewer than the weights {x.shape}; wanted \"weights\" beside \"map\", from which the map "
+                             "of all rows follows, or larger bins=")
+    whole = np.concatenate([_padded(x.map, keys) for x in records], -2)
+    starts = -(-np.arange(bins[0] + 1) * rows // bins[0])
+    return np.add.reduceat(whole, starts[:-1], -2) / np.diff(starts).astype(whole.dtype)[:, None]
 
 
 def _padded(x: np.ndarray, keys: int) -> np.ndarray:

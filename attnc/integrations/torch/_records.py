@@ -101,8 +101,8 @@ class Records(list[AttentionRecord]):
         """One record for each layer, with the rows of all its records: of a prompt and each generated token.
 
         Statistics of rows are concatenated; `key_mass` is summed and `key_max` maximized over all rows; `value` is that
-        of the last step. ``"weights"`` becomes one lazy object of all rows. Rows with fewer keys than the last, in it
-        and in arrays of functions, are padded with zeros.
+        of the last step. ``"weights"`` becomes one lazy object of all rows, and `map` is its map. Rows with fewer keys
+        than the last, in it and in arrays of functions, are padded with zeros.
 
         Parameters
         ----------
@@ -119,8 +119,9 @@ class Records(list[AttentionRecord]):
         ------
         ValueError
             For shapes that do not continue each other, such as those of two generations; for exchanged sequences
-            without `beam_indices`; for results that cannot be joined: a map, an array of a function without an axis of
-            rows, and, with `beam_indices`, `key_mass`, `key_max`, `weights` and `value`.
+            without `beam_indices`; for results that cannot be joined: a map of fewer bins than rows or keys without
+            ``"weights"`` beside it, an array of a function without an axis of rows, and, with `beam_indices`,
+            `key_mass`, `key_max`, `weights` and `value`.
 
         Examples
         --------
