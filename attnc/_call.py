@@ -73,6 +73,13 @@ def run_fast(
     return output
 
 
+def run_fast_rows(
+        x: ArrayLike, axis: object, out: Array | None, logarithm: bool, num_threads: int | None) -> Array | None:
+    """Softmax or log-softmax along one axis; None if the unchecked arguments need the full checks."""
+    output: Array | None = _isa.kernels.fast_softmax(x, axis, out, logarithm, *resolve(num_threads))
+    return output
+
+
 def run_rows(arrays: Operands, a: SoftmaxArgs | SoftmaxBackwardArgs, logarithm: bool) -> None:
     """Call the kernels of the softmax along ``a.axes``."""
     axes, out = a.axes, arrays[1]

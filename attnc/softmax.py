@@ -7,7 +7,7 @@ from typing import Never
 import numpy as np
 
 from . import _call
-from ._checks import SoftmaxArgs, softmax_args
+from ._checks import softmax_args
 from ._checks.spellings import hides_unknown, unexpected
 from ._types import Array, ArrayLike, Axes
 
@@ -49,7 +49,7 @@ def softmax(
     """
     if unknown:
         unexpected(softmax, unknown)
-    return _run(softmax_args(x, axis, where, out, num_threads), False)
+    return _run(x, axis, where, out, num_threads, False)
 
 
 @hides_unknown
@@ -67,11 +67,18 @@ def log_softmax(
     """
     if unknown:
         unexpected(log_softmax, unknown)
-    return _run(softmax_args(x, axis, where, out, num_threads), True)
+    return _run(x, axis, where, out, num_threads, True)
 
 
-def _run(a: SoftmaxArgs, logarithm: bool) -> np.ndarray:
-    out = np.empty(a.x.shape, a.dtype) if a.out is None else a.out
-    where = None if a.where is None else np.broadcast_to(a.where, a.x.shape)
-    _call.run_rows((a.x, out, where, None), a, logarithm)
-    return out
+def _run(
+        x: ArrayLike, axis: Axes, where: ArrayLike | None, out: Array | None, num_threads: int | None,
+        logarithm: bool) -> Array:
+    if where is None:
+        output = _call.run_fast_rows(x, axis, out, logarithm, num_threads)
+        if output is not None:
+            return output
+    a = softmax_args(x, axis, where, out, num_threads)
+    output = np.empty(a.x.shape, a.dtype) if a.out is None else a.out
+    keep = None if a.where is None else np.broadcast_to(a.where, a.x.shape)
+    _call.run_rows((a.x, output, keep, None), a, logarithm)
+    return output

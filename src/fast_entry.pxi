@@ -1,9 +1,10 @@
-# Fast entry for calls without options: arrays that need no conversion or broadcasting go to Params at once.
+# Fast entries for calls without options: arrays that need no conversion or broadcasting go to the kernels at once.
 
 from libc.math cimport sqrt
 
 cdef enum:
     MAX_THREADS = 4096             # the limit of the checks
+    MOST_AXES = 64                 # of NumPy
 
 cdef type ARRAY = numpy.ndarray
 cdef object EMPTY = numpy.empty
@@ -56,6 +57,75 @@ def fast_attention(query, key, value, causal, out, threads, bint explicit):
         return out
     finally:
         close_arrays(&views)
+
+
+def fast_softmax(x, axis, out, bint logarithm, threads, bint explicit):
+    """Softmax of a contiguous array along one axis, in half the time if small; None if an argument needs the full
+    checks."""
+    cdef RowCall call
+    cdef RowOp* op = &call.op
+    cdef Views views
+    cdef Py_buffer* view = views.view
+    cdef Py_ssize_t[MOST_AXES] shape, strides
+    cdef object dtype
+    cdef int code = 0, batch = 0, n, i, along
+    cdef bint given = out is not None
+    if type(x) is not ARRAY or type(axis) is not int:
+        return None
+    dtype = x.dtype
+    while dtype is not FAST_DTYPES[code]:
+        code += 1
+        if code == len(FAST_DTYPES):
+            return None
+    if given and (type(out) is not ARRAY or out.dtype is not dtype):
+        return None
+    if explicit and not (type(threads) is int and 0 < threads <= MAX_THREADS):
+        return None
+    memset(&call, 0, sizeof(RowCall))
+    views.held = 0
+    code = FAST_CODES[code]
+    try:
+        open_next(&views, x, code, &op.x, False)
+        n = view.ndim
+        if not (-n <= axis < n) or not PyBuffer_IsContiguous(view, b"C"):
+            return None
+        if not given:
+            out = EMPTY(x.shape, dtype)
+        open_next(&views, out, code, &op.out, False)
+        if given and not fast_in_place(view):
+            return None
+        along = axis
+        along += n if along < 0 else 0
+        op.rows = 1
+        for i in range(n):
+            if i != along and view.shape[i] != 1:
+                shape[batch], strides[batch] = view.shape[i], view.strides[i]
+                op.rows *= shape[batch]
+                batch += 1
+        op.n, op.type, op.logarithm = view.shape[along], F64 if code == F64 else F32, logarithm
+        op.x.col = op.out.col = view.strides[along] if op.n != 1 else 0
+        op.x.n_batch = op.out.n_batch = op.batch.n = batch
+        op.x.shape = op.out.shape = op.batch.shape = shape
+        op.x.strides = op.out.strides = strides
+        op.columns = columns_of(op)
+        start_rows(&call, threads, explicit)
+        return out
+    finally:
+        close_arrays(&views)
+
+
+cdef bint fast_in_place(Py_buffer* view) noexcept:
+    """Whether the second array can receive the softmax of the first: of its shape, contiguous, and in its very memory
+    or apart from it."""
+    cdef Py_buffer* out = view + 1
+    cdef int i
+    if out.readonly or out.ndim != view.ndim or not PyBuffer_IsContiguous(out, b"C"):
+        return False
+    for i in range(view.ndim):
+        if out.shape[i] != view.shape[i]:
+            return False
+    return (out.buf == view.buf or <char*> out.buf + out.len <= <char*> view.buf
+            or <char*> view.buf + view.len <= <char*> out.buf)
 
 
 cdef int open_next(Views* views, object x, int dtype, Array* a, bint writable) except -1:

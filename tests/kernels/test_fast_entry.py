@@ -1,4 +1,4 @@
-"""The fast entry of calls without options: the bits of the checked way, and None for all that needs the checks."""
+"""The fast entries of calls without options: the bits of the checked way, and None for all that needs the checks."""
 
 import numpy as np
 import pytest
@@ -86,3 +86,46 @@ def test_errors_are_those_of_the_long_way():
         attnc.attention(query, key[..., 1:], value)
     with pytest.raises(TypeError, match="causal must be True or False"):
         attnc.attention(query, key, value, causal=1)
+
+
+def fast_rows(x, axis=-1, out=None, logarithm=False, num_threads=1):
+    """The softmax of the fast entry, or None."""
+    return _isa.kernels.fast_softmax(x, axis, out, logarithm, num_threads, True)
+
+
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("shape", [(7,), (40, 3), (9, 64), (3, 70, 40), (5, 1, 33, 1), (64, 2100), (2, 0, 3), (3, 0)])
+def test_the_softmax_of_the_checked_way(isa, shape, dtype, function):
+    (x,) = draw([shape], dtype)
+    for axis in range(-x.ndim, x.ndim):
+        wanted = getattr(attnc, function)(x, axis, where=np.True_)
+        for threads in (1, 2):
+            short = fast_rows(x, axis, None, function == "log_softmax", threads)
+            assert short.flags.c_contiguous and short.dtype == wanted.dtype and short.shape == wanted.shape
+            assert_same_bits(short, wanted)
+        for out in (np.full_like(x, np.nan), x.copy()):
+            given = out if np.array_equal(out, x) else x
+            assert fast_rows(given, axis, out, function == "log_softmax") is out
+            assert_same_bits(out, wanted)
+
+
+def test_which_softmax_is_left_to_the_checks(isa):
+    both = np.zeros((2, 6, 8), np.float32)
+    x, other = both
+    assert fast_rows(x) is not None and fast_rows(x, out=x) is x and fast_rows(x, out=other) is other
+    for odd in (x[:, ::2], x.T, x[::-1], x.astype(">f4"), x.astype("i4"), x.tolist(), None, np.ma.array(x),
+                x.astype(bool), np.float32(1), np.zeros((), np.float32)):
+        assert fast_rows(odd) is None
+    for axis in (2, -3, 2**70, None, (0,), 1.0, True, np.int64(1), "1"):
+        assert fast_rows(x, axis) is None
+    for threads in (0, -1, 4097, True, 2.0, np.int64(2), "2", None):
+        assert fast_rows(x, num_threads=threads) is None
+    read_only = np.empty_like(x)
+    read_only.flags.writeable = False
+    shifted = both.reshape(-1)[1:x.size + 1].reshape(x.shape)
+    for out in (other[:5], other.astype("f8"), other.T, other[..., ::-1], read_only, other.tolist(), np.ma.array(other),
+                shifted, x.reshape(8, 6), other[None]):
+        assert fast_rows(x, out=out) is None
+    with pytest.raises(ValueError, match="out shares memory with x"):
+        attnc.softmax(x, out=shifted)
