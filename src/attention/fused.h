@@ -2,16 +2,21 @@
  * small heads: scores, softmax and weighted sum of a strip of rows in one pass, with keys and values in place.
  *
  * As in strip.h each lane is a row, so scores, maxima and row sums need no reduction across lanes; nothing is packed,
- * and each head prefetches the next one. The operations have the order of the other paths, hence equal bits. A head of
- * 16 rows, 16 keys and depth 32 takes 1370 cycles instead of 2350, 520 of them for the products (Zen 5). */
+ * and each tile of scores prefetches a few lines of the next head. The operations have the order of the other paths,
+ * hence equal bits. A head of 16 rows, 16 keys and depth 32 takes 1370 cycles instead of 2350, 520 of them for the
+ * products (Zen 5). */
 
 #if VECTOR_BYTES >= 32
 
 /* Rows of n elements as the products read them: in place, or widened. */
 typedef struct { const char *at; ix row; } T(Rows);
 
-/* Keys of a tile of scores for one strip. */
-INLINE int T(fused_tile)(const int vectors) { return vectors == 1 || LANES < 8 ? LANES : GROUP_ROWS; }
+/* Vectors of the widest strip: with AVX2 it has 16 rows in double too, so that keys, which fill L1, come from L2 half
+ * as often and the weighted sum has tiles of 5 and 6 rows instead of 4 (64,8,64,64,64 from L2: 5 % faster). */
+enum { T(MOST_STRIP_VECTORS) = VECTOR_BYTES == 64 ? (int)T(STRIP_VECTORS) : 16 / LANES };
+/* Vectors and keys of a register tile of scores for a strip. */
+INLINE int T(fused_vectors)(const int vectors) { return vectors < (int)T(WIDE) ? vectors : (int)T(WIDE); }
+INLINE int T(fused_tile)(const int vectors) { return T(fused_vectors)(vectors) == 1 ? LANES : GROUP_ROWS; }
 
 static T(Rows) T(rows_as_real)(const Array *a, const char *src, ix n, ix rows, REAL *wide) {
     if (a->dtype == NATIVE && a->col == (ix)sizeof(REAL)) return (T(Rows)){src, a->row};
@@ -23,8 +28,8 @@ static T(Rows) T(rows_as_real)(const Array *a, const char *src, ix n, ix rows, R
  * queries of the next head. */
 INLINE void T(pack_strip)(const int vectors, const Params *p, const Task *t, ix r0, REAL *dst) {
     const ix next = p->heads_per_kv * p->query.head, size = T(element_size)(p->query.dtype);
-    const REAL *x[T(MOST_VECTORS) * LANES];
-    const char *row[T(MOST_VECTORS) * LANES];
+    const REAL *x[T(MOST_STRIP_VECTORS) * LANES];
+    const char *row[T(MOST_STRIP_VECTORS) * LANES];
     for (ix i = 0; i < vectors * LANES; i++) {
         ix r = ix_min(r0 + i, t->rows - 1);
         row[i] = row_address(t, &p->query, t->query, r);
@@ -35,38 +40,60 @@ INLINE void T(pack_strip)(const int vectors, const Params *p, const Task *t, ix 
             VEC square[LANES];
             UNROLL for (int k = 0; k < LANES; k++) {
                 square[k] = V(loadu)(x[i + k] + d);
-                __builtin_prefetch(row[i + k] + next + d * size);
+                __builtin_prefetch(row[i + k] + next + d * size, 0, 2);
             }
             V(transpose)(square);
             UNROLL for (int k = 0; k < LANES; k++) V(store)(dst + (d + k) * vectors * LANES + i, square[k]);
         }
 }
 
+/* What the strips of a head prefetch of the next one: every `step` bytes a line, from byte `from` on. */
+typedef struct { const char *key, *value; ix key_bytes, value_bytes, from, step; } T(NextHead);
+
+INLINE void T(prefetch_share)(const T(NextHead) *next, const char *at, ix row, ix bytes, ix n) {
+    if (row == bytes) bytes *= n, n = 1;
+    for (; n > 0; n--, at += row)
+        for (ix i = next->from; i < bytes; i += next->step) __builtin_prefetch(at + i, 0, 2);
+}
+
+/* Prefetches a strip's share of keys and values first .. first + n to L2: L1 is full of this head. Evenly over all
+ * strips, because a line with each step of the first one waits for free line buffers: 64,8,64,64,64 on one thread of a
+ * Zen 4 takes 0.86 of the time in float32 and in float64. */
+INLINE void T(prefetch_head)(const Params *p, const T(NextHead) *next, ix first, ix n) {
+    T(prefetch_share)(next, next->key + first * p->key.row, p->key.row, next->key_bytes, n);
+    T(prefetch_share)(next, next->value + first * p->value.row, p->value.row, next->value_bytes, n);
+}
+
 /* Computes scores [key][row] of a strip with the first `columns` keys (-inf where a row sees fewer), to a whole vector
  * of keys, and row maxima. The last tile repeats keys of the one before; fewer keys than a tile are copied. */
 INLINE void T(fused_scores)(const int vectors, const Params *p, T(Rows) keys, const REAL *q, ix columns,
-                            const VEC *stop, int full, Prefetch prefetch, REAL *s, VEC *peak) {
-    const int tile = T(fused_tile)(vectors);
+                            const VEC *stop, int full, const T(NextHead) *next, REAL *s, VEC *peak) {
+    const int tile = T(fused_tile)(vectors), wide = T(fused_vectors)(vectors);
     const ix strip = vectors * LANES, row_bytes = p->head_dim * (ix)sizeof(REAL);
     REAL line[T(MOST_ROWS) * FUSED_DEPTH] __attribute__((aligned(64)));
     const int few = columns < tile;
+    Prefetch none = {0};
     if (few && columns)
         for (ix i = 0; i < tile; i++)
             memcpy(line + i * p->head_dim, keys.at + ix_min(i, columns - 1) * keys.row, row_bytes);
     for (ix j = 0; j < columns; j += tile) {
         const ix first = few ? 0 : ix_min(j, columns - tile);
-        VEC sum[T(MOST_ROWS)][T(MOST_VECTORS)];
-        T(rank1_lanes)(0, tile, vectors, (const char *)q, strip * sizeof(REAL),
-                       few ? (const char *)line : keys.at + first * keys.row, few ? row_bytes : keys.row, sizeof(REAL),
-                       p->head_dim, &prefetch, sum);
-        UNROLL for (int i = 0; i < tile; i++)
-            UNROLL for (int v = 0; v < vectors; v++) {
-                VEC x = sum[i][v];
-                if (!full || few)
-                    x = V(keep_bits)(x, V(above)(stop[v], V(set1)((REAL)(first + i))), V(set1)(-INFINITY));
-                peak[v] = V(max)(x, peak[v]);
-                V(store)(s + (first + i) * strip + v * LANES, x);
-            }
+        T(prefetch_head)(p, next, first, ix_min(tile, columns));
+        UNROLL for (int from = 0; from < vectors; from += wide) {
+            VEC sum[T(MOST_ROWS)][T(MOST_VECTORS)];
+            T(rank1_lanes)(0, tile, wide, (const char *)(q + from * LANES), strip * sizeof(REAL),
+                           few ? (const char *)line : keys.at + first * keys.row, few ? row_bytes : keys.row,
+                           sizeof(REAL), p->head_dim, &none, sum);
+            UNROLL for (int i = 0; i < tile; i++)
+                UNROLL for (int v = 0; v < wide; v++) {
+                    VEC x = sum[i][v];
+                    if (!full || few)
+                        x = V(keep_bits)(x, V(above)(stop[from + v], V(set1)((REAL)(first + i))),
+                                         V(set1)(-INFINITY));
+                    peak[from + v] = V(max)(x, peak[from + v]);
+                    V(store)(s + (first + i) * strip + (from + v) * LANES, x);
+                }
+        }
     }
     for (ix j = columns * strip; j < round_up(columns, LANES) * strip; j += LANES) V(store)(s + j, V(set1)(-INFINITY));
 }
@@ -92,17 +119,21 @@ INLINE void T(fused_softmax)(const int vectors, const Params *p, ix columns, con
 }
 
 /* Writes `vectors` vectors of columns from c on for `tile` rows, of which `rows` from row r of the task on exist; `w`
- * are their weights, [key][strip]. Returns x - x summed over what it writes: 0, or NaN if a sum is not finite. */
+ * are their weights, [key][strip]. Prefetches the same output of the next strip, or of the next head. Returns x - x
+ * summed over what it writes: 0, or NaN if a sum is not finite. */
 INLINE VEC T(fused_columns)(const int vectors, const int tile, const Params *p, const Task *t, T(Rows) values, ix c,
-                            ix r, ix rows, ix columns, const REAL *w, ix strip, const REAL *inverse,
-                            Prefetch *prefetch) {
+                            ix r, ix rows, ix columns, const REAL *w, ix strip, const REAL *inverse) {
+    Prefetch none = {0};
     VEC sum[T(MOST_ROWS)][T(MOST_VECTORS)], odd = V(set1)(0);
     T(rank1_lanes)(0, tile, vectors, values.at + c * (ix)sizeof(REAL), values.row, (const char *)w, sizeof(REAL),
-                   strip * sizeof(REAL), columns, prefetch, sum);
+                   strip * sizeof(REAL), columns, &none, sum);
     UNROLL for (int i = 0; i < tile; i++) {
         if (i >= rows) break;
-        REAL *dst = T(writes_out_in_place)(p) ? (REAL *)row_address(t, &p->out, t->out, r + i)
-                                              : P_(o) + (r + i) * p->value_stride;
+        REAL *dst = P_(o) + (r + i) * p->value_stride;
+        if (T(writes_out_in_place)(p)) {
+            dst = (REAL *)row_address(t, &p->out, t->out, r + i);
+            __builtin_prefetch((const char *)(dst + c) + strip * p->out.row, 1);
+        }
         UNROLL for (int k = 0; k < vectors; k++) {
             odd += sum[i][k] - sum[i][k];
             V(storeu)(dst + c + k * LANES, sum[i][k] * V(set1)(inverse[i]) + V(set1)(0));
@@ -113,16 +144,17 @@ INLINE VEC T(fused_columns)(const int vectors, const int tile, const Params *p, 
 
 /* Writes the output of rows r0 .. r0 + rows, a strip. Returns 0 if a sum is not finite. */
 INLINE int T(fused_values)(const Params *p, const Task *t, T(Rows) values, ix r0, ix rows, ix strip, ix columns,
-                           const REAL *w, const REAL *inverse, Prefetch prefetch) {
-    const ix each = rows_of_tile(rows);
+                           const REAL *w, const REAL *inverse) {
     VEC odd = V(set1)(0);
     for (ix c = 0, vectors; c < p->value_dim; c += vectors * LANES) {
         vectors = ix_min(T(WIDE), (p->value_dim - c) / LANES);
         for (ix i = 0, n; i < rows; i += n) {
 #define COLUMNS(vectors, tile) odd += T(fused_columns)(vectors, tile, p, t, values, c, r0 + i, rows - i, columns, \
-                                                       w + i, strip, inverse + i, &prefetch)
+                                                       w + i, strip, inverse + i)
 #define WIDE_COLUMNS(tile) COLUMNS(T(WIDE), tile)
-            n = ix_min(vectors == 1 ? LANES : each, rows - i);
+            const ix left = rows - i;
+            n = vectors == 1 ? ix_min(LANES, left) : left > 2 * GROUP_ROWS ? GROUP_ROWS : left > GROUP_ROWS
+                ? (left + 1) / 2 : left;
             if (T(WIDE) == 1 || vectors == 1) COLUMNS(1, LANES);
             else ROW_CASES(n, WIDE_COLUMNS)
 #undef WIDE_COLUMNS
@@ -149,18 +181,16 @@ INLINE int T(all_small)(const Params *p, T(Rows) values, ix n) {
 
 typedef struct { T(Rows) key, value; } T(FusedHead);
 
-/* One strip of rows from r0 on; the head's rows see its first `seen` keys. The first strip prefetches the values and
- * the next head's keys. Returns 0 if a value needs the unfused path. */
-INLINE int T(fused_strip)(const int vectors, const Params *p, const Task *t, T(FusedHead) head, ix r0, ix seen) {
-    enum { MOST = T(MOST_VECTORS) * LANES };
+/* One strip of rows from r0 on; the head's rows see its first `seen` keys. Returns 0 if a value needs the unfused
+ * path. */
+INLINE int T(fused_strip)(const int vectors, const Params *p, const Task *t, T(FusedHead) head,
+                          const T(NextHead) *next, ix r0, ix seen) {
+    enum { MOST = T(MOST_STRIP_VECTORS) * LANES };
     REAL q[FUSED_DEPTH * MOST] __attribute__((aligned(64))), inverse[MOST] __attribute__((aligned(64)));
     REAL s[(FUSED_KEYS + T(MOST_ROWS)) * MOST] __attribute__((aligned(64))), stops[MOST] __attribute__((aligned(64)));
-    const Prefetch none = {0};
     const ix strip = vectors * LANES, rows = ix_min(strip, t->rows - r0);
-    const ix key_bytes = p->head_dim * T(element_size)(p->key.dtype),
-        value_bytes = p->value_dim * T(element_size)(p->value.dtype);
     ix columns = 0, fewest = FUSED_KEYS;
-    VEC peak[T(MOST_VECTORS)], stop[T(MOST_VECTORS)];
+    VEC peak[T(MOST_STRIP_VECTORS)], stop[T(MOST_STRIP_VECTORS)];
     for (ix i = 0; i < strip; i++) {
         ix sees = i < rows ? t->row[r0 + i].stop : 0;
         columns = ix_max(columns, sees);
@@ -169,13 +199,10 @@ INLINE int T(fused_strip)(const int vectors, const Params *p, const Task *t, T(F
     }
     UNROLL for (int v = 0; v < vectors; v++) peak[v] = V(set1)(-INFINITY), stop[v] = V(load)(stops + v * LANES);
     T(pack_strip)(vectors, p, t, r0, q);
-    T(fused_scores)(vectors, p, head.key, q, columns, stop, fewest >= columns,
-                    r0 ? none : prefetch_from(&p->value, value_bytes, t->value), s, peak);
+    T(fused_scores)(vectors, p, head.key, q, columns, stop, fewest >= columns, next, s, peak);
     T(fused_softmax)(vectors, p, columns, peak, s, inverse);
-    /* Asked here, because the values have been prefetched by now. */
     if (!r0 && !T(all_small)(p, head.value, seen)) return 0;
-    return T(fused_values)(p, t, head.value, r0, rows, strip, columns, s, inverse,
-                           r0 ? none : prefetch_from(&p->key, key_bytes, t->key + p->key.head));
+    return T(fused_values)(p, t, head.value, r0, rows, strip, columns, s, inverse);
 }
 
 /* Attention of the task's rows, whose keys are one block and one step of the weighted sum; returns 0 if a value needs
@@ -188,11 +215,15 @@ STEP int T(attend_fused)(const Params *p, Task *t) {
         T(rows_as_real)(&p->value, t->value, p->value_dim, keys, wide + p->kv_len * p->head_dim)};
     ix seen = 0;
     for (ix r = 0; r < t->rows; r++) seen = ix_max(seen, t->row[r].stop);
-    for (ix r = 0; r < t->rows;) {
-        const int wider = T(WIDE) * LANES == T(STRIP) || t->rows - r > T(STRIP);
-        const int small = wider ? T(fused_strip)(T(WIDE), p, t, head, r, seen) : T(fused_strip)(1, p, t, head, r, seen);
+    enum { MOST = T(MOST_STRIP_VECTORS) * LANES };
+    T(NextHead) next = {t->key + p->key.head, t->value + p->value.head, p->head_dim * T(element_size)(p->key.dtype),
+                        p->value_dim * T(element_size)(p->value.dtype), 0, ceil_div(t->rows, MOST) * 64};
+    for (ix r = 0; r < t->rows; next.from += 64) {
+        const int wider = t->rows - r > T(STRIP) || MOST == T(STRIP);
+        const int small = wider ? T(fused_strip)(T(MOST_STRIP_VECTORS), p, t, head, &next, r, seen)
+                                : T(fused_strip)(T(STRIP_VECTORS), p, t, head, &next, r, seen);
         if (!small) return 0;
-        r += wider ? T(WIDE) * LANES : LANES;
+        r += wider ? (int)MOST : (int)T(STRIP);
     }
     return 1;
 }
