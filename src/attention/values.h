@@ -14,6 +14,21 @@ INLINE void T(values_tile)(const int pairs, const int rows, const int vectors, c
         }
 }
 
+/* Keys of a step, before which the weights of the next step are prefetched. (512, 512) @ (512, 64) reaches 75 % of FMA
+ * peak with steps of 64 or 128 keys, 70 % with 256, 65 % with 512, and 56 % without prefetches. */
+enum { T(WEIGHTED_KEYS) = 128 };
+
+/* Prefetches the weights of the next step in equal shares, one before each chunk of values. Zen 4 has half as many
+ * misses in flight as a step has lines: all at once, 12,512,512 x 12,512,64 takes 1.10 to 1.14 times as long. */
+static void T(prefetch_weights)(const Params *p, const Task *t, ix chunk, ix chunks) {
+    const ix n = ix_min(GROUP_ROWS, t->rows - t->ahead_row);
+    /* Without it the compiler finds no effect and drops the call. */
+    __asm__ volatile("");
+    for (ix r = n * chunk / chunks; r < n * (chunk + 1) / chunks; r++)
+        prefetch_lines(row_address(t, &p->weights, t->weights, t->ahead_row + r) + t->ahead_key * p->weights.col,
+                       T(WEIGHTED_KEYS) * p->weights.col, 0);
+}
+
 /* With `pairs`, a step is a pair of keys; where the part begins or ends inside one, its other key has the weight 0. */
 INLINE void T(values_rows)(const int pairs, const int rows, const Params *p, const Task *t, const REAL *const *w,
                            REAL *o, const REAL *values, ix keys_in_block) {
@@ -25,6 +40,7 @@ INLINE void T(values_rows)(const int pairs, const int rows, const Params *p, con
     for (ix c = 0; c < chunks; c++) {
         ix from = T(chunk_start)(p, c), vectors = T(chunk_start)(p, c + 1) - from;
         const REAL *v = values + from * LANES * steps_in_block + first * vectors * LANES;
+        if (p->mode == WEIGHTED_SUM) T(prefetch_weights)(p, t, c, chunks);
 #define TILE(vectors) T(values_tile)(pairs, rows, vectors, w_rows, v, vectors * LANES, steps, P_(alpha), \
                                               o + from * LANES, p->value_stride)
         VECTOR_CASES(TILE)

@@ -1,17 +1,5 @@
 /* weighted_sum.h (template over REAL; after attention/values.h): the weighted sum under given weights. */
 
-/* Keys of a step, before which the weights of the next step are prefetched. (512, 512) @ (512, 64) reaches 75 % of FMA
- * peak with steps of 64 or 128 keys, 70 % with 256, 65 % with 512, and 56 % without prefetches. */
-enum { T(WEIGHTED_KEYS) = 128 };
-
-static void T(prefetch_weights)(const Params *p, const Task *t, ix r0, ix key) {
-    /* Without it the compiler finds no effect and drops the call. */
-    __asm__ volatile("");
-    for (ix r = r0; r < ix_min(r0 + GROUP_ROWS, t->rows); r++)
-        prefetch_lines(row_address(t, &p->weights, t->weights, r) + key * p->weights.col,
-                       T(WEIGHTED_KEYS) * p->weights.col, 0);
-}
-
 /* o += given weights @ values for one block. Rows that are contiguous REAL are read in place, others copied. A weight
  * of exactly 0 excludes its value, so nonfinite values are tested and added one by one. */
 STEP void T(weighted_sum)(const Params *p, Task *t, ix r0, ix n, ix block, Packed kv) {
@@ -36,8 +24,8 @@ STEP void T(weighted_sum)(const Params *p, Task *t, ix r0, ix n, ix block, Packe
         for (ix k = 0; k < n_nonfinite; k++) P_(s)[r * p->width + kv.nonfinite[k]] = 0;
     for (; t->column < stop; t->column = t->column_stop) {
         t->column_stop = ix_min(t->column + T(WEIGHTED_KEYS), stop);
-        if (t->column_stop < stop) T(prefetch_weights)(p, t, r0, first + t->column_stop);
-        else T(prefetch_weights)(p, t, r0 + n, first);
+        t->ahead_row = t->column_stop < stop ? r0 : r0 + n;
+        t->ahead_key = t->column_stop < stop ? first + t->column_stop : first;
         T(add_real_values)(p, t, r0, n, block, w, kv.values);
     }
 }

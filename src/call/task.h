@@ -79,6 +79,7 @@ typedef struct {
     ix first_key;                        /* of the block */
     Positions positions;                 /* by_position: of the block's keys */
     int tests_positions;                 /* they do not ascend, and a row of the group does not see all of them */
+    ix ahead_row, ahead_key;             /* WEIGHTED_SUM: first row and key of the weights of the next step */
     int uses_allow;                      /* `allow` says which keys of this part a row sees */
 
     StatScratch stats;
