@@ -15,6 +15,7 @@ from attnc import reference
 from attnc.bench import Arrays, Call, Json, Options, Unsupported, machine, report, runner
 from attnc.bench.contenders.tensors import import_torch, to_torch
 from attnc.bench.timing import spread
+from attnc.results import SparseWeights
 from attnc.testing import Case, error_and_tolerance
 from measure import script
 
@@ -23,12 +24,15 @@ STATISTICS = {"topk": ("topk",), "entropy": ("entropy",), "max": ("max",), "key_
               "summary": ("topk", "entropy", "key_mass", "map"), "relevance": ("relevance",),
               **{name: (name,) for name in (
                   "effective_keys", "argmax", "mean_position", "mean_distance", "key_max", "row_mass", "lost_mass",
-                  "product", "transposed")}}
+                  "key_hits", "pool", "sparse", "product", "transposed")}}
 SHOWN = {"topk": f"topk({TOP})", "map": "map of 64 x 64",
          "summary": f"topk({TOP}), entropy, key_mass, map in one sweep", "relevance": "relevance, map of 64 x 64",
          "row_mass": "row_mass of half of the keys", "lost_mass": "lost_mass, half of the keys stay",
-         "product": "W @ X", "transposed": "W.T @ X"}
+         "key_hits": "key_hits of weights over 4 / keys", "pool": "pool of 64 x 64 groups",
+         "sparse": "sparse, of weights over 4 / keys", "product": "W @ X", "transposed": "W.T @ X"}
 PEERS = {"torch": "eager", "torch-identity": "identity", "numpy": "numpy"}
+SELECTED = 4.0      # a weight counts for key_hits and sparse if it is this many times that of a uniform row
+NEAR = 1e-5         # a weight that is nearer to the threshold, relatively, may count or not
 SLOW_ROUNDS = 2     # of the peers, which take many seconds
 
 
@@ -63,11 +67,30 @@ def _passed(case: StatisticsCase) -> list[np.ndarray]:
     return [random.standard_normal((*heads, n, case.head_dim), np.float32) for n in (case.kv_len, case.q_len)]
 
 
+def _threshold(case: StatisticsCase) -> float:
+    return SELECTED / case.kv_len
+
+
+def _labels(length: int, groups: int) -> np.ndarray:
+    """The group of each place: all of like size, none of neighbours."""
+    return np.arange(length) * 7919 % groups
+
+
+def _members(case: StatisticsCase) -> tuple[np.ndarray, np.ndarray]:
+    """The groups as matrices of (groups, rows) and (keys, groups), which make sums and means of products."""
+    of_rows, of_keys = (np.eye(groups, dtype=np.float32)[_labels(length, groups)] for length, groups in zip(
+        (case.q_len, case.kv_len), case.bins, strict=True))
+    return np.ascontiguousarray(of_rows.T / of_rows.sum(0)[:, None]), of_keys
+
+
 # Of what no summary has: from lazy weights.
 METHODS: dict[str, Callable[[Any, StatisticsCase], Any]] = {
     "relevance": lambda W, case: W.relevance(*_passed(case)).map(case.bins),
     "row_mass": lambda W, case: W.row_mass(keys=np.arange(case.kv_len // 2)),
     "lost_mass": lambda W, case: W.lost_mass(np.arange(case.kv_len) < case.kv_len // 2),
+    "key_hits": lambda W, case: W.key_hits(_threshold(case)),
+    "pool": lambda W, case: W.pool(*(_labels(*each) for each in zip(W.shape[-2:], case.bins, strict=True))),
+    "sparse": lambda W, case: W.sparse(threshold=_threshold(case)),
     "product": lambda W, case: W @ _passed(case)[0],
     "transposed": lambda W, case: W.T @ _passed(case)[1],
 }
@@ -78,10 +101,20 @@ def _of_matrix(case: StatisticsCase, array: Callable[[Any], Any]) -> dict[str, C
     half, keys = case.kv_len // 2, np.arange(case.kv_len, dtype=np.float32)
     distance = array(abs(keys - np.arange(case.kv_len - case.q_len, case.kv_len, dtype=np.float32)[:, None]))
     value, gradient = _passed(case)
-    return {"argmax": lambda w: [w.argmax(-1)], "mean_position": lambda w: [w @ array(keys)],
+    of_rows, of_keys = map(array, _members(case))
+    return {"key_hits": lambda w: [(w > _threshold(case)).sum(-2)], "pool": lambda w: [of_rows @ (w @ of_keys)],
+            "argmax": lambda w: [w.argmax(-1)], "mean_position": lambda w: [w @ array(keys)],
             "mean_distance": lambda w: [(w * distance).sum(-1)], "row_mass": lambda w: [w[..., :half].sum(-1)],
             "lost_mass": lambda w: [w[..., half:].sum(-1)], "product": lambda w: [w @ array(value)],
             "transposed": lambda w: [w.swapaxes(-1, -2) @ array(gradient)]}
+
+
+def _sparse(weights: Any, threshold: float, columns: Callable[[Any], Any]) -> list[SparseWeights]:
+    """What `AttentionWeights.sparse` gives, from a matrix; `columns` are the keys of what is True."""
+    keep = weights >= threshold
+    ends = np.asarray(keep.sum(-1)).cumsum()
+    return [SparseWeights(np.concatenate(([0], ends)), np.asarray(columns(keep)), np.asarray(weights[keep]),
+                          np.asarray((weights * ~keep).sum(-1)), tuple(weights.shape))]
 
 
 def _said(W: Any, statistic: str, case: StatisticsCase) -> list[Any]:
@@ -98,8 +131,21 @@ def _flat(found: Json, names: Iterable[str]) -> list[Any]:
     return [array for name in names for array in (found[name] if isinstance(found[name], tuple) else (found[name],))]
 
 
+def _dense(found: Any) -> Any:
+    """An array; of sparse weights the last head as a matrix (1, 1, rows, keys), which is what is verified."""
+    if not isinstance(found, SparseWeights):
+        return np.asarray(found)
+    rows, keys = found.shape[-2:]
+    ends = found.indptr[-rows - 1:]
+    matrix = np.zeros((1, 1, rows, keys), found.data.dtype)
+    mine = slice(ends[0], ends[-1])
+    matrix[0, 0, np.repeat(np.arange(rows), np.diff(ends)), found.indices[mine]] = found.data[mine]
+    return matrix
+
+
 def _report(found: Json, seconds: Json, memory: Json) -> tuple[Any, ...]:
     """What a round gives: two lines of numbers for each statistic, then the arrays of the first, of the second, ..."""
+    found = {name: [_dense(each) for each in arrays] for name, arrays in found.items()}
     lines = np.array([[seconds[name] for name in found], [memory[name] or np.nan for name in found]])
     return lines, *(array for name in found for array in found[name])
 
@@ -143,7 +189,7 @@ def _with_matrix(
             parts[name] = say[name](weights)
             seconds[name] = time.perf_counter() - began
         memory[name] = None if peak.bytes is None or made.bytes is None else max(made.bytes, held + peak.bytes)
-    found = {statistic: [np.asarray(array) for part in STATISTICS[statistic] for array in parts[part]]
+    found = {statistic: [array for part in STATISTICS[statistic] for array in parts[part]]
              for statistic in case.asked}
     whole = {name: making + sum(seconds[part] for part in STATISTICS[name]) for name in case.asked}
     peaks = {name: None if made.bytes is None else max(memory[part] or 0 for part in STATISTICS[name])
@@ -187,7 +233,9 @@ def setup_numpy(case: StatisticsCase, arrays: Arrays, options: Options, threads:
 
     say = {"topk": topk, "entropy": entropy, "max": lambda w: [w.max(-1)], "key_mass": lambda w: [w.sum(-2)],
            "map": pooled, "relevance": relevance, "effective_keys": lambda w: [np.exp(entropy(w)[0])],
-           "key_max": lambda w: [w.max(-2)], **_of_matrix(case, np.asarray)}
+           "key_max": lambda w: [w.max(-2)],
+           "sparse": lambda w: _sparse(w, _threshold(case), lambda keep: np.nonzero(keep)[-1]),
+           **_of_matrix(case, np.asarray)}
     return lambda: _with_matrix(case, matrix, say)
 
 
@@ -207,6 +255,7 @@ def _setup_torch(case: StatisticsCase, arrays: Arrays, threads: int, way: Callab
     say = {"topk": lambda w: torch.topk(w, TOP), "entropy": lambda w: [torch.special.entr(w).sum(-1)],
            "max": lambda w: [w.amax(-1)], "key_mass": lambda w: [w.sum(-2)], "map": pooled, "relevance": relevance,
            "effective_keys": lambda w: [torch.special.entr(w).sum(-1).exp()], "key_max": lambda w: [w.amax(-2)],
+           "sparse": lambda w: _sparse(w, _threshold(case), lambda keep: keep.nonzero(as_tuple=True)[-1]),
            **_of_matrix(case, torch.from_numpy)}
 
     def call() -> tuple[np.ndarray, ...]:
@@ -248,11 +297,22 @@ class _Expected:
                 for twin in twins]
         self.known = {name: [_flat(each, STATISTICS[name]) for each in said] for name in STATISTICS}
         self.dense = twins[0].dense()
+        threshold = _threshold(case)
+        self.near = abs(self.dense - threshold) <= NEAR * threshold     # may be kept or not
+        self.above = (self.dense >= threshold) & ~self.near
+        self.known["sparse"] = [[np.where(self.above | self.near, twin.dense(), 0)] for twin in twins]
 
     def judge(self, statistic: str, arrays: Sequence[np.ndarray]) -> str | None:
         """None if all is right: weights at the indices too, since two may be equal but for rounding."""
         for array, exact, honest in zip(arrays, *self.known[statistic], strict=True):
             got = array[0, -1]
+            if statistic == "key_hits":
+                surplus = got - self.above.sum(0)
+                if got.dtype.kind != "i" or (surplus < 0).any() or (surplus > self.near.sum(0)).any():
+                    return "key_hits is wrong: not the number of weights above the threshold"
+                continue
+            if statistic == "sparse":
+                exact, honest = (np.where(self.near & (got == 0), 0, known) for known in (exact, honest))
             if got.dtype.kind == "i":
                 places = np.maximum(got, 0).reshape(len(got), -1)
                 got = np.where(got < 0, 0, np.take_along_axis(self.dense, places, -1).reshape(got.shape))
