@@ -133,10 +133,12 @@ class Blocks(Lazy):
             for *lead, rows, _ in _tiles(self.shape, 256, max(self.shape[-1], 1)):
                 block = _places.select(self, check_index((*lead, rows), self.shape))
                 keep = _kept(block, threshold, top_p)
-                counts.append(keep.sum(-1))
-                indices.append(np.nonzero(keep)[1])
-                data.append(block[keep])
-                dropped[(*lead, rows)] = np.where(keep, 0, block).sum(-1)
+                counts.append(np.count_nonzero(keep, -1))
+                places, flat = np.flatnonzero(keep), block.reshape(-1)
+                indices.append(places - np.repeat(np.arange(len(block)) * block.shape[-1], counts[-1]))
+                data.append(flat[places])
+                flat[places] = 0        # what is left is dropped
+                dropped[(*lead, rows)] = flat.reshape(block.shape).sum(-1)
                 report = steps.part()
                 if report is not None:
                     report(1, 1)
@@ -160,7 +162,7 @@ def _n_tiles(shape: tuple[int, ...], rows: int, keys: int) -> int:
 def _kept(weights: np.ndarray, threshold: float | None, top_p: float | None) -> np.ndarray:
     """Which weights a sparse export keeps; never a weight of 0."""
     if top_p is None:
-        return (weights >= threshold) & (weights > 0)
+        return weights >= threshold if threshold else weights > 0
     order = np.argsort(-weights, axis=-1, kind="stable")
     ranked = np.take_along_axis(weights, order, -1).astype(np.float64)
     before = ranked.cumsum(-1) - ranked
