@@ -110,9 +110,8 @@ class KVCache(Locked):
         if unknown:
             unexpected(KVCache.attend, unknown)
         check_attend(self._sizes, mask=mask, block_mask=block_mask, key_indices=key_indices, key_mask=key_mask,
-        bias=bias,
-                     relative_bias=relative_bias, relative_index=relative_index, window=window, q_offset=q_offset,
-                     q_segments=q_segments, k_segments=k_segments)
+                     bias=bias, relative_bias=relative_bias, relative_index=relative_index, window=window,
+                     q_offset=q_offset, q_segments=q_segments, k_segments=k_segments)
         query = float_array("query", query)
         scaled = self._sizes.dtype == np.int8
         wide = query.astype(accumulator(query.dtype), copy=False) if scaled else query
@@ -174,7 +173,10 @@ class KVCache(Locked):
         if not self._evicted.any():
             return None, None
         check_no_distances(relative_bias=relative_bias, relative_index=relative_index)
-        rows = query.shape[-3 if layout == "bnhd" else -2] if q_lengths is None else np.asarray(q_lengths)
+        axis = 3 if layout == "bnhd" else 2
+        if query.ndim < axis:
+            return None, None               # refused by what the query goes to
+        rows = query.shape[-axis] if q_lengths is None else np.asarray(q_lengths)
         spare = self.keys.shape[2] - self._positions.shape[2]
         return np.pad(self._positions, [(0, 0), (0, 0), (0, spare)]), self.lengths + self._evicted - rows
 

@@ -218,6 +218,21 @@ def test_errors_of_keep(module, error, words, indices):
         assert_same_bits(x, y)
 
 
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+@pytest.mark.parametrize("axes", [0, 1, 2])
+def test_queries_of_too_few_axes_are_refused_beside_rows_left_out(layout, axes):
+    said = []
+    for module in (attnc, reference):
+        cache = module.KVCache(2, 2, 24, 40, capacity=8, dtype=np.float32)
+        cache.append(*tokens(np.random.default_rng(0), 5))
+        cache.keep([[[0, 2], [1, 3]], [[0, 1], [3, 4]]])
+        for call in (cache.attend, cache.weights):
+            with pytest.raises(ValueError, match=f"query has {axes} axes|layout") as raised:
+                call(np.ones((24,) * axes, np.float32), layout=layout)
+            said.append(str(raised.value))
+    assert said[:2] == said[2:]
+
+
 @pytest.mark.parametrize("module", [attnc, reference])
 def test_a_ring_keeps_no_rows(module):
     ring = module.KVCache(1, 1, 2, capacity=4, dtype=np.float32, window=(2, 0))
