@@ -223,7 +223,7 @@ INLINE void T(peaks)(const int dtype, const int rows, const char *x, ix step, ix
 INLINE void T(groups)(const int dtype, const int rows, int logarithm, ix n, const char *x, ix step, char *out,
                       ix out_step, ix groups, REAL *e, int past) {
     const ix size = T(element_size)(dtype), of_group = rows * round_up(n, LANES) + ROW_GAP / (ix)sizeof(REAL);
-    const int staged = rows > 1 && past && out_step == n * size;
+    const int streams = rows == 1 && past, staged = rows > 1 && past && out_step == n * size;
     char *stage = (char *)(e + 2 * of_group);
     REAL top[TOGETHER], shift[TOGETHER] = {0}, factor[2 * TOGETHER] = {0};      /* whole vectors of double */
     const char *closed = x;
@@ -239,23 +239,32 @@ INLINE void T(groups)(const int dtype, const int rows, int logarithm, ix n, cons
         UNROLL for (int r = 0; r < rows; r++) before[r] = shift[r], shift[r] = T(shift_of)(top[r]);
 #define RESULT(r, i) (logarithm ? (T(get)(closed + (r) * step, dtype, i) - V(set1)(before[r])) - V(set1)(factor[r]) \
                                 : V(loadu)(old + (r) * n + (i)) * V(set1)(factor[r]))
+#define LOOP(write, logarithm, streams) \
+    do { \
+        for (; i + LANES <= stop; i += LANES) \
+            UNROLL for (int r = 0; r < rows; r++) { \
+                VEC p = T(shifted_exp)(T(get)(x + r * step, dtype, i), V(set1)(shift[r])); \
+                part[r] += p; \
+                if (!logarithm) V(storeu)(kept + r * n + i, p); \
+                if (write) T(put_past)(streams, to + r * to_step, dtype, i + lead, RESULT(r, i + lead)); \
+                __builtin_prefetch(x + (r + 2 * rows) * step + i * size); \
+            } \
+    } while (0)
         if (k) {
             UNROLL for (int r = 0; r < rows; r++) last[r] = RESULT(r, n - LANES);
             if (lead) T(put_first)(to, dtype, lead, RESULT(0, 0));
         }
         if (k + 1 < groups) T(peaks)(dtype, rows, x + rows * step, step, n, top);
+        /* A row's parts are summed behind the loop: without these sums it keeps its constants in registers. */
+        VEC parts[ROW_IN_TURN / (16 * sizeof(VEC))];
+        ix n_parts = 0;
         for (ix i = 0; k < groups && i < n; ) {
             const ix stop = ix_min(i + SUMMED, n);
             VEC part[TOGETHER] = {{0}};
-            for (; i + LANES <= stop; i += LANES)
-                UNROLL for (int r = 0; r < rows; r++) {
-                    VEC p = T(shifted_exp)(T(get)(x + r * step, dtype, i), V(set1)(shift[r]));
-                    part[r] += p;
-                    if (!logarithm) V(storeu)(kept + r * n + i, p);
-                    if (k && i + lead + LANES <= n)
-                        T(put_past)(rows == 1 && past, to + r * to_step, dtype, i + lead, RESULT(r, i + lead));
-                    __builtin_prefetch(x + (r + 2 * rows) * step + i * size);
-                }
+            /* Each usual case has a loop without branches. */
+            if (!k || streams) LOOP(k && i + lead + LANES <= n, logarithm, streams);
+            else if (logarithm) LOOP(1, 1, 0);
+            else LOOP(1, 0, 0);
             if (i < stop) {
                 UNROLL for (int r = 0; r < rows; r++) {
                     VEC p = T(shifted_exp)(T(get)(x + r * step, dtype, n - LANES), V(set1)(shift[r]));
@@ -264,21 +273,24 @@ INLINE void T(groups)(const int dtype, const int rows, int logarithm, ix n, cons
                 }
                 i = n;
             }
-            UNROLL for (int r = 0; r < rows; r++) T(add_exactly)(&sum[r], &low[r], V(sum)(part[r]));
+            if (rows == 1) parts[n_parts++] = part[0];
+            else UNROLL for (int r = 0; r < rows; r++) T(add_exactly)(&sum[r], &low[r], V(sum)(part[r]));
         }
+        for (ix i = 0; i < n_parts; i++) T(add_exactly)(sum, low, V(sum)(parts[i]));
         for (ix i = lead; k == groups && i + LANES <= n; i += LANES)
             UNROLL for (int r = 0; r < rows; r++)
-                T(put_past)(rows == 1 && past, to + r * to_step, dtype, i, RESULT(r, i));
+                T(put_past)(streams, to + r * to_step, dtype, i, RESULT(r, i));
+#undef LOOP
 #undef RESULT
         if (k) {
             UNROLL for (int r = 0; r < rows; r++)
-                T(put_last)(to + r * to_step, dtype, n, lead, rows == 1 && past, last[r]);
+                T(put_last)(to + r * to_step, dtype, n, lead, streams, last[r]);
             if (staged) T(flush)(to, out, rows * n * size);
             out += rows * out_step;
         }
         closed = x;
-        if (logarithm && rows > 1) T(factors)(sum, low, rows, 1, factor);
-        else UNROLL for (int r = 0; r < rows; r++) factor[r] = T(factor_of)(sum[r] + low[r], logarithm);
+        if (rows > 1) T(factors)(sum, low, rows, logarithm, factor);
+        else factor[0] = T(factor_of)(sum[0] + low[0], logarithm);
     }
 }
 
