@@ -38,6 +38,7 @@
 #include "attention/nonfinite.h"
 #include "attention/values.h"
 #include "attention/in_place.h"
+#include "attention/in_place_few.h"
 #include "gemm/pack_pairs.h"
 #include "attention/in_place_pairs.h"
 #include "attention/epilogue.h"
@@ -68,6 +69,9 @@
 #undef NATIVE
 #undef DTYPE_CASES
 #undef DOT_KEYS
+#undef USES_FEW
+#undef FEW_TILE
+#undef FEW_CASES
 #undef STEP_OF
 #undef SUMMED
 #undef WITH_DTYPE

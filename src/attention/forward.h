@@ -1,8 +1,8 @@
 /* forward.h (template over REAL; after attention/queries.h, attention/scores.h, attention/finish_scores.h,
- * attention/values.h, attention/in_place.h, attention/in_place_pairs.h, gemm/pack_pairs.h, attention/epilogue.h,
- * attention/dense.h, attention/splits.h, attention/weighted_sum.h, attention/fused.h, attention/row_statistics.h,
- * attention/key_statistics.h, attention/relative_terms.h): the loops of a task: blocks of keys, and groups of rows in a
- * block. */
+ * attention/values.h, attention/in_place.h, attention/in_place_few.h, attention/in_place_pairs.h, gemm/pack_pairs.h,
+ * attention/epilogue.h, attention/dense.h, attention/splits.h, attention/weighted_sum.h, attention/fused.h,
+ * attention/row_statistics.h, attention/key_statistics.h, attention/relative_terms.h): the loops of a task: blocks
+ * of keys, and groups of rows in a block. */
 
 /* Steps that multiply have a second version, for pairs of bfloat16. */
 #if PAIR_PRODUCTS
@@ -29,6 +29,7 @@ INLINE Packed T(packed_block)(Call *call, Task *t, ix block) {
 /* Computes finished, masked scores of a group and block. */
 STEP void T(scores)(const Params *p, Task *t, ix r, ix n, ix block, Packed kv, enum Visibility visibility) {
     if (p->unfused == PACKED) STEP_OF(scores_packed)(p, t, r, n, kv);
+    else if (p->unfused == IN_PLACE && T(few)(&p->key, n, p->head_dim)) T(few_scores)(p, t, n, block);
     else STEP_OF(scores_in_place)(p, t, n, block);
     if (p->relative_index) T(add_relative_terms)(p, t, r, n, kv);
     if (!p->raw_scores || visibility == PARTIAL) T(finish_scores)(p, t, r, n);
@@ -85,6 +86,7 @@ INLINE void T(attend_group)(const Params *p, Task *t, ix r, ix n, ix block, Pack
     if (p->row_request.any) T(add_weights_to_statistics)(p, t, r, n, block);
     if (!p->value_dim) return;
     if (p->unfused == PACKED) STEP_OF(values_packed)(p, t, r, n, block, kv);
+    else if (T(few)(&p->value, n, p->value_dim)) T(few_values)(p, t, n, block);
     else STEP_OF(values_in_place)(p, t, n, block);
 }
 

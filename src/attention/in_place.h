@@ -121,6 +121,24 @@ INLINE Prefetch T(prefetch_keys)(const Params *p, const Task *t, ix key, int fro
     return prefetch_from(a, bytes, t->key + t->key_rows[ahead] * a->row);
 }
 
+/* Scales the scores of `valid` int8 keys from column j on, and excludes the columns past them. */
+INLINE void T(close_scores)(const Params *p, Task *t, ix n, ix block, ix j, ix valid) {
+    VEC scale = V(set1)(1);
+    if (t->key_scale) scale = T(load_scales)(t->key_scale, block * p->block_k + j, valid);
+    for (ix r = 0; r < n && (t->key_scale || valid < LANES); r++) {
+        REAL *s = P_(s) + r * p->width + j;
+        V(store)(s, V(keep_bits)(V(load)(s) * scale, (1u << valid) - 1, V(set1)(-INFINITY)));
+    }
+}
+
+INLINE void T(find_peaks)(const Params *p, Task *t, ix n) {
+    for (ix r = 0; r < n; r++) {
+        VEC peak = V(set1)(-INFINITY);
+        for (ix j = t->from; j < t->to; j += LANES) peak = V(max)(V(load)(P_(s) + r * p->width + j), peak);
+        V(store)(P_(peaks) + r * LANES, peak);
+    }
+}
+
 INLINE void T(score_keys)(const int dtype, int copied, const Params *p, Task *t, ix n, ix block) {
     const Array *a = &p->key;
     const ix depth = dtype == PAIRS ? p->head_dim / 2 : p->depth_stride, each = rows_of_tile(n);
@@ -148,18 +166,9 @@ INLINE void T(score_keys)(const int dtype, int copied, const Params *p, Task *t,
             ROW_CASES(m, ROWS)
 #undef ROWS
         }
-        VEC scale = V(set1)(1);
-        if (t->key_scale) scale = T(load_scales)(t->key_scale, block * p->block_k + j, valid);
-        for (ix r = 0; r < n && (t->key_scale || valid < LANES); r++) {
-            REAL *s = P_(s) + r * p->width + j;
-            V(store)(s, V(keep_bits)(V(load)(s) * scale, (1u << valid) - 1, V(set1)(-INFINITY)));
-        }
+        T(close_scores)(p, t, n, block, j, valid);
     }
-    for (ix r = 0; r < n; r++) {
-        VEC peak = V(set1)(-INFINITY);
-        for (ix j = t->from; j < t->to; j += LANES) peak = V(max)(V(load)(P_(s) + r * p->width + j), peak);
-        V(store)(P_(peaks) + r * LANES, peak);
-    }
+    T(find_peaks)(p, t, n);
 }
 
 STEP void T(scores_in_place)(const Params *p, Task *t, ix n, ix block) {
@@ -285,6 +294,12 @@ static Prefetch T(prefetch_values)(const Params *p, const Task *t, ix key) {
     return prefetch_from(a, p->value_dim * T(element_size)(a->dtype), t->value + t->key_rows[key] * a->row);
 }
 
+/* Multiplies the weights of a step by the scales of int8 values. */
+INLINE void T(scale_weights)(const float *scale, ix n, ix keys, const REAL *w, ix w_stride, REAL *scaled) {
+    for (ix r = 0; r < n; r++)
+        for (ix j = 0; j < keys; j++) scaled[r * IN_PLACE_KEYS + j] = w[r * w_stride + j] * (REAL)scale[j];
+}
+
 /* o = o * alpha + weights @ values in steps of IN_PLACE_KEYS keys, counted from key 0: a step's values stay in L1 for
  * all chunks of columns and register tiles of rows. The scales of int8 values multiply the weights. Rows of pages are
  * read in runs (0.88 of the rate of contiguous ones, float32, 16 keys a page, 512 bytes a row; copied first: 0.65);
@@ -305,9 +320,7 @@ STEP void T(values_in_place)(const Params *p, Task *t, ix n, ix block) {
         stop = ix_min((from / IN_PLACE_KEYS + 1) * IN_PLACE_KEYS, t->column_stop);
         if (t->value_scale) {
             const float *scale = t->value_scale + block * p->block_k + from;
-            for (ix r = 0; r < n; r++)
-                for (ix j = 0; j < stop - from; j++)
-                    scaled[r * IN_PLACE_KEYS + j] = w[r * w_stride + j] * (REAL)scale[j];
+            T(scale_weights)(scale, n, stop - from, w, w_stride, scaled);
             w = scaled;
             w_stride = IN_PLACE_KEYS;
         }

@@ -89,6 +89,7 @@ static ix carve_task(const Params *p, const Format *f, char *scratch, Task *t) {
     t->allow = (uint8_t *)carve(&at, p->masked || p->mode == WEIGHTED_SUM ? group : 0);
     t->line = carve(&at, (ix_max((in_place ? f->lanes : 4) * p->depth_stride, ix_max(2 * p->value_stride, p->width))
                           + f->lanes) * real);
+    t->begun = carve(&at, in_place ? ix_min(p->group_rows, FEW_ROWS) * p->value_stride * real : 0);
     t->gathered = carve(&at, in_place && p->key_rows.data ? IN_PLACE_KEYS * p->value_stride * real : 0);
     t->packed = packed_at(p, f, carve(&at, own_packed_bytes(p, f)));
     t->kept_part = (Range *)carve(&at, p->kept_scores * (ix)sizeof(Range));

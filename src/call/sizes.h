@@ -10,6 +10,8 @@ enum {
     IN_PLACE_KEYS = 64,                  /* keys of a step of the weighted sum over values in place */
     CHAIN = 256,                         /* longest chain of additions: a deeper product is a sum of several chains,
                                             because rounding errors grow with the length of a chain */
+    FEW_ROWS = 2,                        /* most query rows for attention/in_place_few.h */
+    PIECE_BYTES = 4096,                  /* value rows in place that few query rows read before they sum them */
     FUSED_DEPTH = 128,                   /* deepest heads of the fused path: a strip of queries is 8 KB */
     FUSED_KEYS = 512,                    /* longest kv_len that is fused: 15 % faster than packed at 32 rows; 64: 4 % */
     SHORT_RUN = 8,                       /* values whose rows follow in shorter runs are copied to L1 for the sums */

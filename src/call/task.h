@@ -70,6 +70,7 @@ typedef struct {
     const void *bias_row[IN_PLACE_ROWS]; /* [group's row] address of the bias at the first key that the row sees */
     uint8_t *allow;                      /* [group's row][width] */
     void *line;                          /* buffer of one padded row for loads and stores */
+    void *begun;                         /* IN_PLACE, few rows: [row][value_stride] sums of a step so far */
     void *gathered;                      /* IN_PLACE, key_rows: [key of a step][value_stride] copies of values */
     Packed packed;                       /* the packed block of a task that packs for itself */
     int uses_nonfinite;                  /* nonfinite_o has been set */

@@ -47,4 +47,13 @@ static inline __attribute__((always_inline)) void prefetch_lines(const char *at,
     }
 }
 
+/* Reads a byte of each line of n rows of `bytes` bytes, in address order: hardware prefetchers follow such loads and
+ * run ahead, which prefetch instructions do not make them do (one row of queries, float32, one thread of Zen 4: 22 GB/s
+ * of keys and values instead of 12). They follow the addresses of each instruction: unrolled loads reach 9. */
+static inline __attribute__((always_inline)) void read_rows(const Array *a, ix bytes, const char *at, ix n) {
+    if (a->row == bytes) bytes *= n, n = n > 0;
+    for (; n > 0; n--, at += a->row)
+        ROLLED for (ix i = 0; i < bytes; i += 64) (void)*(const volatile char *)(at + i);
+}
+
 #endif

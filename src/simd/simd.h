@@ -40,8 +40,10 @@ static inline void use_bf16_dot(int on) { (void)on; }
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__                /* Clang ignores GCC's pragma, and would keep the sums of a tile in memory */
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define ROLLED _Pragma("clang loop unroll(disable)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#define ROLLED _Pragma("GCC unroll 1")
 #endif
 
 typedef float vf __attribute__((vector_size(VECTOR_BYTES), may_alias));
