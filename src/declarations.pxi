@@ -31,7 +31,7 @@ cdef extern from "call/process.h":
 cdef extern from "kernels.h" nogil:
     enum: F32, F64, F16, BF16, I8
     enum: ATTEND, SCORES, WEIGHTED_SUM, WEIGHTS_UNDER_LSE, KEY_STATISTICS, BACKWARD
-    enum: PACKED, STRIPS, PATHS
+    enum: PACKED, STRIPS, FUSED, PATHS
     enum: GROUP_ROWS
     enum: WANT_QUERY, WANT_KEY, WANT_VALUE, WANT_BIAS, WANT_TABLES
     enum: PAIRED
@@ -118,7 +118,7 @@ cdef extern from "kernels.h" nogil:
         Py_ssize_t rows
         int path, unfused
         Py_ssize_t group_rows, block_q, block_k, q_blocks, k_blocks, split_k, splits
-        int shared, parts, copy_queries
+        int shared, parts, next_head, copy_queries
         Py_ssize_t kept_scores, depth_stride, value_stride, width, pack_bytes, scratch_bytes, state_bytes
         RowRequest row_request
         KeyRequest key_request

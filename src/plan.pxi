@@ -64,7 +64,9 @@ cdef void divide(Call* call) noexcept nogil:
     p.pack_bytes = packed_bytes(p, f)
     p.split_k = p.k_blocks if p.rows > SIZES.few_rows or for_statistics(p) else SIZES.split_k // p.block_k
     p.splits = ix_max(1, ceil_div(p.k_blocks, p.split_k)) if p.k_blocks else 1
-    p.parts = parts_of_head(p, f) if p.rows > SIZES.few_rows else 0
+    p.parts = 0
+    if p.rows > SIZES.few_rows:
+        p.parts = parts_of_fused(p, f) if p.path == FUSED else parts_of_head(p, f)
     p.shared = p.rows > SIZES.few_rows and not p.parts
     if p.mode == ATTEND and p.weights.data != NULL and p.splits == 1 and p.k_blocks:
         # A task has few enough rows to keep their scores in L2 until the row sums are known, if two groups of rows fit.
@@ -100,6 +102,7 @@ cdef void divide(Call* call) noexcept nogil:
         p.state_bytes = padded((2 * p.value_stride + f.lanes) * f.real + 8)
         call.heads = ix_min(heads, ix_max(1, STATE_BYTES // (p.rows * p.state_bytes * (p.splits + 1))))
         call.round_splits = ix_min(p.splits, ix_max(p.n_threads, STATE_BYTES // (p.rows * p.state_bytes)))
+    p.next_head = 1 if heads_of_task(p) > 1 else <int> ix_max(1, p.n_threads // p.q_blocks)
     call.bytes = p.scratch_bytes * p.n_threads
     call.bytes += per_head * call.heads if p.shared else 0
     call.bytes += p.state_bytes * p.rows * call.heads * (call.round_splits + 1)
@@ -136,6 +139,21 @@ cdef Py_ssize_t heads_of_task(const Params* p) noexcept nogil:
     if p.q_blocks > 1 or p.shared or work > TASK_WORK:
         return 1
     return ix_max(1, ix_min(TASK_WORK // ix_max(1, <Py_ssize_t> work), even))
+
+
+cdef Py_ssize_t parts_of_fused(const Params* p, const Format* f) noexcept nogil:
+    """Number of tasks of a fused kv head of more than few_rows rows: nothing is packed, so any number will do.
+
+    As many as make heads divide evenly among the threads, and as bring queries and sums into L2.
+    """
+    cdef Py_ssize_t heads = p.batches * p.kv_heads, threads = p.n_threads, parts = 1
+    cdef Py_ssize_t bytes = p.rows * ((p.depth_stride if p.copy_queries else 0) + 2 * p.value_stride) * f.real
+    cdef Py_ssize_t fit = share_of_l2(SIZES.task_share)
+    if p.causal and heads % threads:
+        parts = ceil_div(4 * threads, heads)           # of a head the last part is longest
+    while 20 * round_up(heads * parts, threads) > 21 * heads * parts or bytes > fit * parts:
+        parts += 1
+    return ix_max(1, ix_min(parts, p.rows // (4 * GROUP_ROWS)))
 
 
 cdef Py_ssize_t parts_of_head(const Params* p, const Format* f) noexcept nogil:

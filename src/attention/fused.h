@@ -27,7 +27,7 @@ static T(Rows) T(rows_as_real)(const Array *a, const char *src, ix n, ix rows, R
 /* Packs the task's queries from r0 on into a strip [depth][row], and repeats the last one to fill it. Prefetches the
  * queries of the next head. */
 INLINE void T(pack_strip)(const int vectors, const Params *p, const Task *t, ix r0, REAL *dst) {
-    const ix next = p->heads_per_kv * p->query.head, size = T(element_size)(p->query.dtype);
+    const ix next = p->next_head * p->heads_per_kv * p->query.head, size = T(element_size)(p->query.dtype);
     const REAL *x[T(MOST_STRIP_VECTORS) * LANES];
     const char *row[T(MOST_STRIP_VECTORS) * LANES];
     for (ix i = 0; i < vectors * LANES; i++) {
@@ -215,15 +215,16 @@ STEP int T(attend_fused)(const Params *p, Task *t) {
         T(rows_as_real)(&p->value, t->value, p->value_dim, keys, wide + p->kv_len * p->head_dim)};
     ix seen = 0;
     for (ix r = 0; r < t->rows; r++) seen = ix_max(seen, t->row[r].stop);
-    enum { MOST = T(MOST_STRIP_VECTORS) * LANES };
-    T(NextHead) next = {t->key + p->key.head, t->value + p->value.head, p->head_dim * T(element_size)(p->key.dtype),
-                        p->value_dim * T(element_size)(p->value.dtype), 0, ceil_div(t->rows, MOST) * 64};
+    const ix most = T(MOST_STRIP_VECTORS) * LANES, strip = T(STRIP);
+    T(NextHead) next = {t->key + p->next_head * p->key.head, t->value + p->next_head * p->value.head,
+                        p->head_dim * T(element_size)(p->key.dtype), p->value_dim * T(element_size)(p->value.dtype),
+                        0, ceil_div(t->rows, most) * 64};
     for (ix r = 0; r < t->rows; next.from += 64) {
-        const int wider = t->rows - r > T(STRIP) || MOST == T(STRIP);
+        const int wider = most == strip || t->rows - r > strip;
         const int small = wider ? T(fused_strip)(T(MOST_STRIP_VECTORS), p, t, head, &next, r, seen)
                                 : T(fused_strip)(T(STRIP_VECTORS), p, t, head, &next, r, seen);
         if (!small) return 0;
-        r += wider ? (int)MOST : (int)T(STRIP);
+        r += wider ? most : strip;
     }
     return 1;
 }

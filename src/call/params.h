@@ -70,6 +70,7 @@ typedef struct {
     ix split_k, splits;          /* blocks of keys per split; 1 split unless the rows are few */
     int shared;                  /* keys and values are packed: 1 once per kv head for all tasks, 0 by each task */
     int parts;                   /* if not shared: tasks per kv head */
+    int next_head;               /* distance to the kv head whose task a thread most likely takes next */
     int copy_queries;            /* query rows are copied before use */
     ix kept_scores;              /* dense weights: parts (group, block) of scores kept until row sums are known */
     ix depth_stride;             /* head_dim padded to whole vectors */

@@ -45,12 +45,15 @@ static inline ix keys_of_block(const Params *p, const Format *f, enum Path path)
 }
 
 /* Whether rows fill strips well enough to be fused: those of STRIPS, or strips with at most a sixth of their lanes
- * unused (24 rows in 32 lanes, 400 keys: fused is 11 % slower). 16-byte vectors cannot broadcast from memory: fused
- * calls would take 1.2 to 2.4 times as long. */
+ * unused (24 rows in 32 lanes, 400 keys: fused is 11 % slower). More than few_rows rows are fused with 32-byte vectors
+ * alone: with 64-byte ones it was not measured. 16-byte vectors cannot broadcast from memory: fused calls would take
+ * 1.2 to 2.4 times as long. */
 static inline int fills_strips(const Params *p, const Format *f, enum Path path) {
     if (f->lanes * f->real < 32) return 0;
     if (p->rows <= IN_PLACE_ROWS) return path == STRIPS && p->kv_len <= IN_PLACE_KEYS;
-    return p->rows <= SIZES.few_rows && 5 * round_up(p->rows, rows_of_strip(f)) <= 6 * p->rows;
+    if (p->rows > SIZES.few_rows)
+        return f->lanes * f->real == 32 && p->kv_len * (p->head_dim + p->value_dim) * f->real <= FUSED_BYTES;
+    return 5 * round_up(p->rows, rows_of_strip(f)) <= 6 * p->rows;
 }
 
 /* Whether the fused kernel covers the call: one block of keys, no option that changes scores or excludes keys beyond

@@ -14,6 +14,8 @@ enum {
     PIECE_BYTES = 4096,                  /* value rows in place that few query rows read before they sum them */
     FUSED_DEPTH = 128,                   /* deepest heads of the fused path: a strip of queries is 8 KB */
     FUSED_KEYS = 512,                    /* longest kv_len that is fused: 15 % faster than packed at 32 rows; 64: 4 % */
+    FUSED_BYTES = 224 * 1024,            /* most bytes of keys and values that are fused for more than few_rows rows:
+                                            128 keys of depth 64 11 % faster than packed, 208 3 %, 512 equal (AVX2) */
     SHORT_RUN = 8,                       /* values whose rows follow in shorter runs are copied to L1 for the sums */
     GATHER_AHEAD = 32,                   /* keys by which rows that follow from no stride are prefetched ahead */
     PACK_CHUNKS = 4,                     /* chunks of values packed together: L1 holds few lines a power of two apart */

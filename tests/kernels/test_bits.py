@@ -281,7 +281,7 @@ def test_weights_whether_kept_or_computed_again(isa, seed, rows, keys, depth, be
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, keys, depth, value_dim", [
     (16, 16, 32, 32), (12, 20, 64, 32), (7, 64, 128, 64), (16, 1, 16, 128), (44, 47, 48, 16), (64, 65, 64, 64),
-    (31, 500, 32, 32)])
+    (31, 500, 32, 32), (208, 208, 64, 64), (300, 77, 40, 24), (65, 440, 64, 64)])
 def test_fused(isa, rows, keys, depth, value_dim, dtype, seed):
     """Small heads of which only the output is wanted are fused: the same operations in the same order."""
     random = np.random.default_rng([seed, rows, keys])
@@ -294,19 +294,21 @@ def test_fused(isa, rows, keys, depth, value_dim, dtype, seed):
         steps = attnc.attention(query, key, value, want="lse", **options).output
         with plans() as taken:
             assert_same_bits(attnc.attention(query, key, value, **options), steps, str(options))
-        assert [plan.path == "fused" for plan in taken] == [fuses(isa, dtype, rows, depth, value_dim)]
+        assert [plan.path == "fused" for plan in taken] == [fuses(isa, dtype, rows, keys, depth, value_dim)]
         assert_same_bits(attnc.attention(query, key, value, **options), steps, str(options))
         apart = [np.stack([x, x], axis=-1)[..., 1] for x in (query, key, value)]
         out = np.empty((3, 2, value_dim, rows), dtype=query.dtype).swapaxes(-1, -2)
         assert_same_bits(attnc.attention(*apart, out=out, **options), steps, str(options))
 
 
-def fuses(isa, dtype, rows, depth, value_dim):
-    """Whether a head of `rows` rows and a few keys is fused: its strips are filled, and not multiplied in pairs."""
+def fuses(isa, dtype, rows, keys, depth, value_dim):
+    """Whether a head of `rows` rows is fused: its strips are filled, and not multiplied in pairs."""
     lanes = {"avx2": 32, "avx512": 64, "avx512bf16": 64}.get(isa, 16) // (8 if dtype == "float64" else 4)
     strip = max(8, lanes)
     if isa in ("base", "neon"):
         return False
     if isa == "avx512bf16" and dtype == "bfloat16" and (rows > 16 or (depth % 32 == 0 and value_dim % 64 == 0)):
         return False
+    if rows > 64:
+        return isa == "avx2" and keys * (depth + value_dim) * (8 if dtype == "float64" else 4) <= 224 * 1024
     return rows > 6 and 2 * rows > lanes if rows <= 16 else 5 * -(-rows // strip) * strip <= 6 * rows

@@ -158,7 +158,7 @@ def plan(q_heads, kv_heads, q_len, kv_len, head_dim=16, value_dim=None, dtype="f
 
 def test_few_rows_whole_heads_and_shared_keys(isa):
     """Up to 64 rows of a kv head are one task. More are one task where the heads divide among the threads, or share."""
-    few, whole, shared = (plan(8, 2, q_len, 300, num_threads=n) for q_len, n in ((16, 7), (17, 2), (17, 7)))
+    few, whole, shared = (plan(8, 2, q_len, 600, num_threads=n) for q_len, n in ((16, 7), (17, 2), (17, 7)))
     assert not few.shared and few.block_q >= 64
     assert not whole.shared and whole.block_q >= 68
     assert shared.shared and shared.block_q < 68
@@ -167,11 +167,22 @@ def test_few_rows_whole_heads_and_shared_keys(isa):
 
 def test_a_head_is_cut_into_equal_parts(isa):
     """Two threads take half a head each and pack for themselves; rows that see fewer keys than others are shared."""
-    halves, causal, short = (plan(1, 1, q_len, 40, num_threads=2, **options) for q_len, options in (
+    halves, causal, short = (plan(1, 1, q_len, 600, num_threads=2, **options) for q_len, options in (
         (1100, {}), (1100, {"causal": True}), (900, {})))
     assert not halves.shared and 550 <= halves.block_q <= 555
     assert causal.shared and short.shared
     assert causal.block_q == 138                 # 8 tasks of 22 or 23 groups of six
+
+
+@pytest.mark.parametrize("options, parts", [({}, 2), ({"causal": True}, 8), ({"num_threads": 1}, 1)])
+def test_fused_heads_of_many_rows_are_cut_without_packing(isa, options, parts):
+    """With 32-byte vectors heads of many rows and few keys are fused: no keys are shared, whatever the parts."""
+    if isa != "avx2":
+        pytest.skip("only AVX2 fuses more than 64 rows")
+    taken = plan(1, 1, 960, 40, **{"num_threads": 2} | options)
+    assert taken.path == "fused" and not taken.shared
+    assert taken.block_q == 960 // parts
+    assert plan(1, 1, 960, 600).path == "packed"
 
 
 def test_long_heads_are_cut_into_short_parts(isa):
