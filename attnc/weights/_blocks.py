@@ -162,7 +162,8 @@ def _n_tiles(shape: tuple[int, ...], rows: int, keys: int) -> int:
 def _kept(weights: np.ndarray, threshold: float | None, top_p: float | None) -> np.ndarray:
     """Which weights a sparse export keeps; never a weight of 0."""
     if top_p is None:
-        return weights >= threshold if threshold else weights > 0
+        least = weights.dtype.type(threshold)       # 0 also where it is smaller than what the dtype holds
+        return weights >= least if least > 0 else weights > 0
     order = np.argsort(-weights, axis=-1, kind="stable")
     ranked = np.take_along_axis(weights, order, -1).astype(np.float64)
     before = ranked.cumsum(-1) - ranked

@@ -239,6 +239,14 @@ def test_sparse_parts_are_the_weights(isa):
     assert "of 864 kept" in repr(found)
 
 
+def test_a_threshold_that_rounds_to_0_keeps_no_weight_of_0(isa):
+    W = make(causal=True)
+    kept = np.count_nonzero(W.dense())
+    for threshold in (0, 1e-50, 5e-324):
+        found = W.sparse(threshold=threshold)
+        assert len(found.data) == kept and (found.data > 0).all()
+
+
 def test_odd_factors_reach_only_keys_with_a_weight(isa):
     W = make(shape=(2, 9, 12), causal=True)
     x = np.ones(9, np.float32)
