@@ -3,6 +3,7 @@
 #define ATTNC_PREFETCH_H
 
 #include "call/task.h"
+#include "simd/simd.h"
 
 /* Address order reaches 84 % of read bandwidth; the order of a register tile's loads, a row apart, 70 % (float32, 4
  * rows). */

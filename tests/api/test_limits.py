@@ -30,7 +30,7 @@ except RuntimeError as error:
 """
 NO_MEMORY = r"""
 size = 1024 * int(re.search(r"VmSize:\s+(\d+)", open("/proc/self/status").read())[1])
-resource.setrlimit(resource.RLIMIT_AS, (size + (20 << 20), resource.RLIM_INFINITY))     # for stacks of 2 MiB or more
+resource.setrlimit(resource.RLIMIT_AS, (size + (24 << 20), resource.RLIM_INFINITY))     # for stacks of 4 MiB or more
 """
 NO_PROCESSES = """
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
