@@ -114,7 +114,7 @@ cdef extern from "kernels.h" nogil:
         double scale, softcap, exponent, unit
         Py_ssize_t list_keys, list_heads
         Py_ssize_t mask_rows, mask_keys, mask_row, mask_key
-        int raw_scores, flip, by_position, masked
+        int raw_scores, flip, by_position, masked, bias_alone
         Py_ssize_t rows
         int path, unfused
         Py_ssize_t group_rows, block_q, block_k, q_blocks, k_blocks, split_k, splits

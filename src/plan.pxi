@@ -28,7 +28,10 @@ cdef void prepare(Call* call, int mode) noexcept nogil:
     p.mode = mode
     p.by_position = p.k_positions.data != NULL and (p.causal or p.left >= 0 or p.right >= 0)
     p.masked = (p.mask.data != NULL or p.block_mask.data != NULL or p.key_indices.data != NULL
-                or p.key_mask.data != NULL or p.bias.data != NULL or p.q_segments.data != NULL or p.by_position)
+                or p.key_mask.data != NULL or p.q_segments.data != NULL or p.by_position)
+    p.bias_alone = (p.bias.data != NULL and p.relative.data == NULL and not p.masked and p.softcap == 0
+                    and p.slopes.data == NULL)
+    p.masked = p.masked or p.bias.data != NULL
     # Scales outside 1e-30..1e30 lose the exponent's precision, so they take the general path.
     p.raw_scores = (p.softcap == 0 and p.bias.data == NULL and p.slopes.data == NULL and 1e-30 < magnitude < 1e30
                     and (mode != SCORES or p.scale == 1))

@@ -55,6 +55,7 @@ typedef struct {
     ix mask_row, mask_key;       /* position of row 0 and key 0 in block_mask's first block */
     int by_position;             /* causal order or a window reads k_positions instead of a key's index */
     int masked;                  /* a mask, bias, segments or positions may exclude keys of a row's key range */
+    int bias_alone;              /* a bias, and no other option but the scale, changes scores or excludes keys */
     const int32_t *relative_index;       /* table row of each j - i, at j - i + q_len - 1; NULL: no tables */
     ix table_first, table_rows;  /* the rows of the tables that the index names: the first one, and their number */
     ix table_bytes, tables_bytes;        /* of a packed table, and of all of relative_key, which come first */

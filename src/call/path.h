@@ -57,11 +57,12 @@ static inline int fills_strips(const Params *p, const Format *f, enum Path path)
 }
 
 /* Whether the fused kernel covers the call: one block of keys, no option that changes scores or excludes keys beyond
- * causal order, and no result but the output. */
+ * causal order or, with 32-byte vectors, a bias (64-byte ones were not measured), and no result but the output. */
 static inline int is_small_and_plain(const Params *p, const Format *f, enum Path path) {
     return p->mode == ATTEND && p->out.data && p->kv_len <= ix_min(keys_of_block(p, f, path), FUSED_KEYS)
         && p->head_dim <= FUSED_DEPTH && p->head_dim % f->lanes == 0 && p->value_dim % rows_of_strip(f) == 0
-        && p->raw_scores && !p->masked && p->left < 0 && !p->sinks.data && !p->q_starts.data && !p->q_lengths.data
+        && (p->bias_alone ? f->lanes * f->real == 32 : p->raw_scores && !p->masked)
+        && p->left < 0 && !p->sinks.data && !p->q_starts.data && !p->q_lengths.data
         && !p->key_scale.data && !p->key_rows.data && !p->relative_index && f->packed == f->real
         && !p->lse.data && !p->weights.data && !p->scores.data && !p->row_request.any;
 }

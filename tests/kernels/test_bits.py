@@ -301,6 +301,29 @@ def test_fused(isa, rows, keys, depth, value_dim, dtype, seed):
         assert_same_bits(attnc.attention(*apart, out=out, **options), steps, str(options))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows, keys, depth, value_dim", [
+    (16, 3, 32, 32), (12, 20, 64, 32), (49, 49, 32, 32), (64, 65, 64, 64), (31, 500, 32, 32), (208, 208, 64, 64)])
+def test_fused_with_a_bias(isa, rows, keys, depth, value_dim, dtype, seed):
+    """A bias is fused where vectors have 32 bytes; -inf in it excludes keys that are not finite too."""
+    random = np.random.default_rng([seed, rows, keys])
+    query, key, value = inputs(random, (3,), 2, 2, rows, keys, depth, value_dim, dtype)
+    key[1, 0, keys - 1], value[2, 1, keys // 2] = np.nan, np.inf
+    bias = random.standard_normal((2, rows, keys))
+    bias[0, :, keys - 1] = bias[1, rows // 2] = bias[1, :, keys // 2] = -np.inf
+    odd = np.where(random.random(bias.shape) < 0.01, np.nan, bias)
+    relative = random.standard_normal((2, rows + keys - 1))
+    columns = np.asfortranarray(bias.astype(dtype))
+    for options in ({"bias": bias.astype(dtype)}, {"bias": bias[:, :1], "causal": True, "scale": -2.0},
+                    {"bias": columns, "kv_lengths": [keys, keys // 2, 0]}, {"bias": odd.astype(np.float32)},
+                    {"relative_bias": relative.astype(dtype), "q_offset": 3, "causal": True}):
+        steps = attnc.attention(query, key, value, want="lse", **options).output
+        with plans() as taken:
+            assert_same_bits(attnc.attention(query, key, value, **options), steps, str(options))
+        fused = isa == "avx2" and fuses(isa, dtype, rows, keys, depth, value_dim)
+        assert [plan.path == "fused" for plan in taken] == [fused], str(options)
+
+
 def fuses(isa, dtype, rows, keys, depth, value_dim):
     """Whether a head of `rows` rows is fused: its strips are filled, and not multiplied in pairs."""
     lanes = {"avx2": 32, "avx512": 64, "avx512bf16": 64}.get(isa, 16) // (8 if dtype == "float64" else 4)
