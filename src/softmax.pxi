@@ -7,10 +7,11 @@ cdef enum:
     GROUP_BYTES = 1024 * 1024          # largest buffer of a group of columns with more than the fewest vectors
     MIN_COLUMN_VECTORS = 4             # even for long rows: (8192, 4096) along axis 0 takes twice as long with two
     STREAM_BYTES = 32 * 1024 * 1024    # input and output of a call, above which output takes non-temporal stores
-    # Fewest contiguous bytes of a slice per thread, in cache: the hardware prefetches after strided writes take lines
-    # from the other thread. Along axis 0 (1024, 128) takes 57 microseconds on two threads, 35 on one; (1024, 512) 222
-    # and 162.
-    OWN_BYTES = 2048
+    # Fewest contiguous bytes of a slice per thread, in cache. With 64-byte vectors (Zen 5) hardware prefetches after
+    # strided writes take lines from the other thread: along axis 0 (1024, 128) takes 57 microseconds on two threads, 35
+    # on one; (1024, 512) 222 and 162. With 32-byte ones (Zen 4) 47 and 82; 168 and 331.
+    OWN_BYTES = 256
+    OWN_BYTES_OF_64 = 2048
 
 
 cdef Py_ssize_t size_of(RowOp* op) noexcept nogil:
@@ -68,10 +69,12 @@ cdef void divide_rows(RowCall* call, int threads) noexcept nogil:
 
 cdef int at_most(RowOp* op, int threads) noexcept nogil:
     """The requested threads (see enter_threads()), at most as many as have OWN_BYTES each."""
-    cdef Py_ssize_t max_threads
+    cdef Py_ssize_t max_threads, own = OWN_BYTES
     if op.columns == 0 or op.stream:
         return threads
-    max_threads = op.rows // op.columns * ix_max(1, op.columns * size_of(op) // OWN_BYTES)
+    if FORMATS[op.type].lanes * FORMATS[op.type].real == 64:
+        own = OWN_BYTES_OF_64
+    max_threads = op.rows // op.columns * ix_max(1, op.columns * size_of(op) // own)
     return <int> ix_min(threads, max_threads) if threads > 0 else <int> ix_max(threads, -max_threads)
 
 
