@@ -18,8 +18,7 @@ enum {
                                             128 keys of depth 64 11 % faster than packed, 208 3 %, 512 equal (AVX2) */
     SHORT_RUN = 8,                       /* values whose rows follow in shorter runs are copied to L1 for the sums */
     GATHER_AHEAD = 32,                   /* keys by which rows that follow from no stride are prefetched ahead */
-    PACK_CHUNKS = 4,                     /* chunks of values packed together: L1 holds few lines a power of two apart */
-    PREFETCH_BYTES = 16384               /* distance of prefetches of keys and values in place; 8 KB: 5 % slower */
+    PACK_CHUNKS = 4                      /* chunks of values packed together: L1 holds few lines a power of two apart */
 };
 
 /* block_k, split_k and the sizes they follow from fix the reduction order, so they are the same on every machine. The

@@ -5,6 +5,15 @@
 #include "call/task.h"
 #include "simd/simd.h"
 
+/* How far ahead the cursor prefetches keys and values in place, and to which cache: 3 is L1, 2 is L2. With AVX2 (Zen 4) 4
+ * rows of float32 on one thread read 20 GB/s by way of L2 and 10 by L1, which waits for few lines at a time; 16 KB ahead
+ * 15, 64 KB 20. With AVX-512 L2 was not measured; 8 KB ahead is 5 % slower than 16. */
+#if VECTOR_BYTES == 32
+enum { PREFETCH_BYTES = 32768, PREFETCH_CACHE = 2 };
+#else
+enum { PREFETCH_BYTES = 16384, PREFETCH_CACHE = 3 };
+#endif
+
 /* Address order reaches 84 % of read bandwidth; the order of a register tile's loads, a row apart, 70 % (float32, 4
  * rows). */
 typedef struct {
@@ -36,7 +45,7 @@ static inline __attribute__((always_inline)) void prefetch_advance(Prefetch *s, 
 static inline __attribute__((always_inline)) void prefetch_next(Prefetch *s, const ix bytes) {
     if (!s->end) return;
     if (bytes >= 64 || ((uintptr_t)s->at & 63) < (uintptr_t)bytes)
-        for (int i = 0; i < bytes; i += 64) __builtin_prefetch(s->at + i);
+        for (int i = 0; i < bytes; i += 64) __builtin_prefetch(s->at + i, 0, PREFETCH_CACHE);
     prefetch_advance(s, bytes);
 }
 
