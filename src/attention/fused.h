@@ -212,12 +212,31 @@ INLINE int T(all_small)(const Params *p, T(Rows) values, ix n) {
 
 typedef struct { T(Rows) key, value; } T(FusedHead);
 
-/* One strip of rows from r0 on; the head's rows see its first `seen` keys. Returns 0 if a value needs the unfused
- * path. */
+/* The strip's scores to weights, and its output. The head's rows see its first `seen` keys. Returns 0 if a value needs
+ * the unfused path. */
+INLINE int T(fused_output)(const int vectors, const Params *p, const Task *t, T(Rows) values, ix r0, ix seen,
+                           ix columns, const VEC *peak, REAL *s) {
+    REAL inverse[T(MOST_STRIP_VECTORS) * LANES] __attribute__((aligned(64)));
+    T(fused_softmax)(vectors, p, columns, peak, s, inverse);
+    if (!r0 && !T(all_small)(p, values, seen)) return 0;
+    return T(fused_values)(p, t, values, r0, ix_min(vectors * LANES, t->rows - r0), vectors * LANES, columns, s,
+                           inverse);
+}
+/* Compiled once for strips with and without a bias. */
+STEP int T(fused_output_wide)(const Params *p, const Task *t, T(Rows) values, ix r0, ix seen, ix columns,
+                              const VEC *peak, REAL *s) {
+    return T(fused_output)(T(MOST_STRIP_VECTORS), p, t, values, r0, seen, columns, peak, s);
+}
+STEP int T(fused_output_narrow)(const Params *p, const Task *t, T(Rows) values, ix r0, ix seen, ix columns,
+                                const VEC *peak, REAL *s) {
+    return T(fused_output)(T(STRIP_VECTORS), p, t, values, r0, seen, columns, peak, s);
+}
+
+/* One strip of rows from r0 on; returns as fused_output(). */
 INLINE int T(fused_strip)(const int vectors, const int biased, const Params *p, const Task *t, T(FusedHead) head,
                           const T(NextHead) *next, ix r0, ix seen) {
     enum { MOST = T(MOST_STRIP_VECTORS) * LANES };
-    REAL q[FUSED_DEPTH * MOST] __attribute__((aligned(64))), inverse[MOST] __attribute__((aligned(64)));
+    REAL q[FUSED_DEPTH * MOST] __attribute__((aligned(64)));
     REAL s[(FUSED_KEYS + T(MOST_ROWS)) * MOST] __attribute__((aligned(64))), stops[MOST] __attribute__((aligned(64)));
     const ix strip = vectors * LANES, rows = ix_min(strip, t->rows - r0);
     ix columns = 0, fewest = FUSED_KEYS;
@@ -232,9 +251,8 @@ INLINE int T(fused_strip)(const int vectors, const int biased, const Params *p, 
     T(pack_strip)(vectors, p, t, r0, q);
     if (biased) T(fused_bias)(vectors, p, t, r0, columns, s);
     T(fused_scores)(vectors, biased, p, head.key, q, columns, stop, fewest >= columns, next, s, peak);
-    T(fused_softmax)(vectors, p, columns, peak, s, inverse);
-    if (!r0 && !T(all_small)(p, head.value, seen)) return 0;
-    return T(fused_values)(p, t, head.value, r0, rows, strip, columns, s, inverse);
+    return vectors == T(STRIP_VECTORS) ? T(fused_output_narrow)(p, t, head.value, r0, seen, columns, peak, s)
+                                       : T(fused_output_wide)(p, t, head.value, r0, seen, columns, peak, s);
 }
 
 INLINE int T(attend_strips)(const int biased, const Params *p, const Task *t) {
