@@ -150,6 +150,24 @@ def test_one_fork_of_two_in_one_append(seed):
     np.testing.assert_allclose(*(cache.attend([1, 0], query) for cache in caches), atol=1e-6)
 
 
+def test_tokens_that_lie_in_a_page_which_the_copy_takes(seed):
+    """A free page still holds the tokens of its last sequence, and may be the one that copy on write takes."""
+    random, cache = np.random.default_rng(seed), made()
+    first, last = cache.add(), cache.add()
+    for i, n in ((first, 6), (last, 4)):
+        cache.append(i, *tokens(random, n))
+    [page] = cache.block_table([last])[0]
+    cache.free(last)
+    views = cache.keys[page, :2], cache.values[page, :2]
+    wanted = [x.copy() for x in views]
+    copied = cache.fork(first)
+    cache.append(copied, *views)
+    pages = cache.block_table([copied])[0]
+    assert page in pages
+    for stored, new in zip((cache.keys, cache.values), wanted, strict=True):
+        np.testing.assert_array_equal(stored[pages].reshape(-1, *new.shape[1:])[6:8], new)
+
+
 def test_truncate_gives_back_pages_and_never_writes_into_shared_ones(isa, seed):
     random = np.random.default_rng(seed)
     cache = made()
