@@ -154,8 +154,8 @@ static int T(few_sums)(int dtype, ix n, ix vectors, const T(Piece) *piece, const
     return finite;
 }
 
-/* values_in_place() of in_place.h. float32 and float64 are read piece by piece; narrower dtypes are prefetched meanwhile,
- * and so are rows of lists, which no hardware prefetcher foresees. */
+/* values_in_place() of in_place.h. float32 and float64 are read piece by piece; narrower dtypes are prefetched
+ * meanwhile, and so are rows of lists, which no hardware prefetcher foresees. */
 STEP void T(few_values)(const Params *p, Task *t, ix n, ix block) {
     const Array *a = &p->value;
     const REAL *alpha = P_(alpha), ones[FEW_ROWS] = {1, 1};

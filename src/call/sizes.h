@@ -39,8 +39,8 @@ typedef struct {
 
 static const Sizes SIZES = {
     .max_block_k = 512, .min_block_k = 64,
-    .block_bytes = 576 * 1024,           /* 256 K: 3 % slower at D = 128 (avx2, base: the same; float64: 2 %); 512 K, with
-                                            half the keys at 576/512: 2 to 5 % slower there (avx2) */
+    .block_bytes = 576 * 1024,           /* 256 K: 3 % slower at D = 128 (avx2, base: the same; float64: 2 %); 512 K:
+                                            2 to 5 % slower at 576/512, where it takes half the keys (avx2) */
     .in_place_block_k = 1024,            /* 512: 2 % slower, 128: 12 %, because reads alternate keys and values */
     .split_k = 1024,
     .few_rows = 64,

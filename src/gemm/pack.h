@@ -11,7 +11,8 @@ INLINE void T(find_rows)(const Task *t, const char *rows, ix row, ix key, ix val
     const ix last = t->lengths.kv_length - 1;
     for (ix i = 0; i < LANES; i++) {
         at[i] = rows + row_of_key(t, key + ix_min(i, valid - 1)) * row;
-        ahead[i] = t->key_rows ? rows + t->key_rows[ix_min(key + GATHER_AHEAD + i, last)] * row : at[i] + T(KEYS_AHEAD) * row;
+        ahead[i] = t->key_rows ? rows + t->key_rows[ix_min(key + GATHER_AHEAD + i, last)] * row
+                               : at[i] + T(KEYS_AHEAD) * row;
     }
 }
 

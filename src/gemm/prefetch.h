@@ -5,9 +5,9 @@
 #include "call/task.h"
 #include "simd/simd.h"
 
-/* How far ahead the cursor prefetches keys and values in place, and to which cache: 3 is L1, 2 is L2. With AVX2 (Zen 4) 4
- * rows of float32 on one thread read 20 GB/s by way of L2 and 10 by L1, which waits for few lines at a time; 16 KB ahead
- * 15, 64 KB 20. With AVX-512 L2 was not measured; 8 KB ahead is 5 % slower than 16. */
+/* How far ahead the cursor prefetches keys and values in place, and to which cache: 3 is L1, 2 is L2. With AVX2 (Zen 4)
+ * 4 rows of float32 on one thread read 20 GB/s by way of L2 and 10 by L1, which waits for few lines at a time; 16 KB
+ * ahead 15, 64 KB 20. With AVX-512 L2 was not measured; 8 KB ahead is 5 % slower than 16. */
 #if VECTOR_BYTES == 32
 enum { PREFETCH_BYTES = 32768, PREFETCH_CACHE = 2 };
 #else
