@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import EllipsisType
 from typing import Any, TypeAlias, TypeVar
 
@@ -29,6 +30,11 @@ def read_only(x: NDArray[_Scalar]) -> NDArray[_Scalar]:
     view = x.view()
     view.flags.writeable = False
     return view
+
+
+def apart(x: np.ndarray, stored: Iterable[np.ndarray]) -> np.ndarray:
+    """The new rows, copied if they are a view of the cache's own, which the changes before them may overwrite."""
+    return x.copy() if any(np.may_share_memory(x, y) for y in stored) else x
 
 
 def make(changes: Changes) -> None:

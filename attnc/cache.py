@@ -23,7 +23,7 @@ from ._checks import (
 from ._checks.arrays import float_array
 from ._checks.spellings import hides_unknown, unexpected
 from ._lock import Readable
-from ._rows import Changes, aligned, make, quantized, read_only, slots
+from ._rows import Changes, aligned, apart, make, quantized, read_only, slots
 from ._types import Array, ArrayLike, BlockMask, CacheOptions, DTypeLike, Integers, Layout, Wanted, Window
 from .attention import attend
 from .results import AttentionResult
@@ -164,7 +164,7 @@ class KVCache(Readable):
             *given, counts = append_args(key, value, lengths, layout, self._sizes, self._lengths)
             with np.errstate(all="ignore"):
                 stored = [quantized(x) if self._sizes.dtype == np.int8
-                          else (x.astype(self._sizes.dtype, copy=False), None)
+                          else (apart(x.astype(self._sizes.dtype, copy=False), (self._keys, self._values)), None)
                           for x in (given[:1] if self._sizes.shared else given)]
             ends = self._lengths + counts
             oldest = np.maximum(self._oldest, ends - self._sizes.capacity)

@@ -16,7 +16,7 @@ from ._checks import (
     sequence_ids,
 )
 from ._lock import Readable
-from ._rows import aligned, read_only
+from ._rows import aligned, apart, read_only
 from ._types import Array, ArrayLike, DTypeLike, Integers, VarlenOptions, Wanted
 from .results import AttentionResult
 from .varlen import attention_varlen, attention_weights_varlen
@@ -250,8 +250,7 @@ class PagedKVCache(Readable):
                 needed.append(-(-(length + count) // page) - len(pages) + shared)
             new = np.flatnonzero(users == 0)
             check_room(sum(needed), len(new), self._sizes)
-            if any(copied):                 # tokens may be views of a page that the copies overwrite
-                key, value = self._apart(key), self._apart(value)
+            key, value = (apart(x, self._stored()) for x in (key, value))
             sequences, rows, taken = dict(state.sequences), [], 0
             self._wait_for_readers()
             for i, count, is_copied, more in zip(chosen, counts.tolist(), copied, needed, strict=True):
@@ -389,10 +388,6 @@ class PagedKVCache(Readable):
         self._keys, *own = (np.moveaxis(aligned((s.kv_heads, s.n_pages, s.page, dim), s.dtype), 0, 2)
                             for dim in ((s.head_dim,) if s.shared else (s.head_dim, s.value_dim)))
         self._values = own[0] if own else self._keys[..., :s.value_dim]
-
-    def _apart(self, tokens: Array) -> Array:
-        """The tokens, copied if they lie in the pages."""
-        return tokens.copy() if any(np.may_share_memory(tokens, x) for x in self._stored()) else tokens
 
     def _stored(self) -> list[Array]:
         """The pages that have memory of their own."""

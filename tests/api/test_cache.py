@@ -355,6 +355,24 @@ def at_once(*calls):
         return [found.result(100) for found in [pool.submit(work, call) for call in calls]]
 
 
+@pytest.mark.parametrize("window", [None, (3, 0)])
+def test_tokens_that_are_views_of_rows_which_the_append_overwrites(window, seed):
+    """Batch elements in another order, and values that are keys: the rows of before."""
+    random = np.random.default_rng(seed)
+    cache = attnc.KVCache(2, 1, 8, capacity=4, dtype="float32", window=window)
+    key, value, new = (normal(random, (2, 1, 4, 8)) for _ in range(3))
+    cache.append(key, value)
+    if window is None:
+        cache.truncate(0)
+    cache.append(new, cache.keys[::-1])
+    np.testing.assert_array_equal(cache.keys, new)
+    np.testing.assert_array_equal(cache.values, key[::-1])
+    cache = attnc.KVCache(2, 1, 8, capacity=4, dtype="float32", window=(3, 0))
+    cache.append(key, value)
+    cache.append(cache.keys[::-1], cache.values)
+    np.testing.assert_array_equal(cache.keys, key[::-1])
+
+
 @pytest.mark.parametrize("module, inside", [
     (attnc, "attnc.cache.slots"), (reference, "attnc.reference._cache._grown")])
 def test_no_token_of_threads_that_append_is_lost(monkeypatch, module, inside):

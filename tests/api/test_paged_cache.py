@@ -168,6 +168,19 @@ def test_tokens_that_lie_in_a_page_which_the_copy_takes(seed):
         np.testing.assert_array_equal(stored[pages].reshape(-1, *new.shape[1:])[6:8], new)
 
 
+def test_values_that_are_views_of_keys_which_the_append_overwrites(seed):
+    random = np.random.default_rng(seed)
+    cache = attnc.PagedKVCache(2, 4, 2, 8, 8, dtype="float32")
+    i = cache.add()
+    old, new = (normal(random, (3, 2, 8)) for _ in range(2))
+    cache.append(i, old, old)
+    [page] = cache.block_table([i])[0]
+    cache.truncate(i, 0)
+    cache.append(i, new, cache.keys[page, :3])
+    assert page == cache.block_table([i])[0][0]
+    np.testing.assert_array_equal(cache.values[page, :3], old)
+
+
 def test_truncate_gives_back_pages_and_never_writes_into_shared_ones(isa, seed):
     random = np.random.default_rng(seed)
     cache = made()
