@@ -80,21 +80,29 @@ def test_the_speed_tables_are_the_committed_measurement():
         assert script.updated(text, section(results)) != text
 
 
+def quiet(found):
+    """A measurement as if the probes of the limits had agreed."""
+    for case in found["cases"]:
+        if "limit" in case:
+            case["limit"]["spread"] = 0.01
+    return found
+
+
 def test_the_speed_tables_name_the_worst_and_the_best_machine():
     script = benchmark_script()
-    one = script.measurements(script.RESULTS)[0]
+    one = quiet(script.measurements(script.RESULTS)[0])
     other = copy.deepcopy(one)
     other["machine"]["make"] = "intel-family6-model207"
     for case in other["cases"]:
         if "share" in case:
-            case["limit"]["spread"], case["share"] = 0.2, {"median": 0.11, "min": 0.1}
+            case["limit"]["spread"], case["share"] = 0.2, {"median": 0.001, "min": 0.001}
         for entry in case["contenders"].values():
             if "ratio" in entry:
                 entry["ratio"] = {"median": 0.77, "min": 0.7}
     make = one["machine"]["make"]
     for section in (script.front, script.short):
         text = section([one, other])
-        assert "11% (intel-family6-model207) to " in text and f"({make})" in text
+        assert "0% (intel-family6-model207) to " in text and f"({make})" in text
         assert text.count("Noisy: the limit's probes spread by 20%.") == 1
     assert "0.77 " in script.short([one, other]) and ", intel-family6-model207)" in script.short([one, other])
     assert "0.8 (" in script.front([one, other]) and ", intel-family6-model207) to " in script.front([one, other])
@@ -107,10 +115,10 @@ def test_a_machine_on_which_few_cases_were_measured_joins_the_tables():
     other = copy.deepcopy(one)
     other["machine"]["make"] = "intel-family6-model207"
     other["cases"] = [case for case in other["cases"] if case["name"] == "f32 1,32/8,1,8192,128"]
-    other["cases"][0]["share"], other["cases"][0]["commit"] = {"median": 0.11, "min": 0.1}, "abcdef0123456789"
+    other["cases"][0]["share"], other["cases"][0]["commit"] = {"median": 0.001, "min": 0.001}, "abcdef0123456789"
     short = script.short([one, other])
     [line] = [line for line in short.splitlines() if line.startswith("| decode")]
-    assert "11% (intel-family6-model207) to " in line and "| 12 " in line
+    assert "0% (intel-family6-model207) to " in line and "| 12 " in line
     assert short.count("commit abcdef0123.") == 1
     assert "(intel-family6-model207)" in script.front([one, other])
     assert script.whole([one, other]).count("Not measured: ") == 1 + bool(script.lacking(one))
