@@ -357,7 +357,7 @@ def at_once(*calls):
 
 @pytest.mark.parametrize("window", [None, (3, 0)])
 def test_tokens_that_are_views_of_rows_which_the_append_overwrites(window, seed):
-    """Batch elements in another order, and values that are keys: the rows of before."""
+    """Values that are keys, of batch elements in another order: the rows of before."""
     random = np.random.default_rng(seed)
     cache = attnc.KVCache(2, 1, 8, capacity=4, dtype="float32", window=window)
     key, value, new = (normal(random, (2, 1, 4, 8)) for _ in range(3))
@@ -367,7 +367,12 @@ def test_tokens_that_are_views_of_rows_which_the_append_overwrites(window, seed)
     cache.append(new, cache.keys[::-1])
     np.testing.assert_array_equal(cache.keys, new)
     np.testing.assert_array_equal(cache.values, key[::-1])
+
+
+def test_keys_that_are_views_of_rows_of_other_batch_elements(seed):
+    random = np.random.default_rng(seed)
     cache = attnc.KVCache(2, 1, 8, capacity=4, dtype="float32", window=(3, 0))
+    key, value = (normal(random, (2, 1, 4, 8)) for _ in range(2))
     cache.append(key, value)
     cache.append(cache.keys[::-1], cache.values)
     np.testing.assert_array_equal(cache.keys, key[::-1])

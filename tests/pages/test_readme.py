@@ -102,7 +102,7 @@ def test_the_speed_tables_name_the_worst_and_the_best_machine():
     make = one["machine"]["make"]
     for section in (script.front, script.short):
         text = section([one, other])
-        assert "0% (intel-family6-model207) to " in text and f"({make})" in text
+        assert "| 0% (intel-family6-model207) to " in text and f"({make})" in text
         assert text.count("Noisy: the limit's probes spread by 20%.") == 1
     assert "0.77 " in script.short([one, other]) and ", intel-family6-model207)" in script.short([one, other])
     assert "0.8 (" in script.front([one, other]) and ", intel-family6-model207) to " in script.front([one, other])
@@ -118,7 +118,7 @@ def test_a_machine_on_which_few_cases_were_measured_joins_the_tables():
     other["cases"][0]["share"], other["cases"][0]["commit"] = {"median": 0.001, "min": 0.001}, "abcdef0123456789"
     short = script.short([one, other])
     [line] = [line for line in short.splitlines() if line.startswith("| decode")]
-    assert "0% (intel-family6-model207) to " in line and "| 12 " in line
+    assert "| 0% (intel-family6-model207) to " in line and "| 12 " in line
     assert short.count("commit abcdef0123.") == 1
     assert "(intel-family6-model207)" in script.front([one, other])
     assert script.whole([one, other]).count("Not measured: ") == 1 + bool(script.lacking(one))
